@@ -1,0 +1,5 @@
+"""`python -m sptlib` is the command `sptlib`."""
+
+from sptlib.cli import main
+
+main()

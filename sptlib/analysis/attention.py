@@ -1,0 +1,59 @@
+"""What attention maps look at: proximity, and how strong it is."""
+
+import torch
+from torch import Tensor
+
+from sptlib.model import Transformer, build
+from sptlib.seeding import generator
+from sptlib.masking import hide
+from sptlib.config import Pretraining, Run
+from sptlib.store import Entry
+from sptlib.tasks import load
+
+
+def proximity(maps: Tensor, distance: int = 2) -> Tensor:
+    """Attention mass on positions at most this far away, oneself included.
+
+    Args:
+        maps: (..., T, T), rows summing to 1.
+        distance: k.
+
+    Returns:
+        (...), the mean over rows, between 0 and 1. `uniform_proximity` is what blind attention has.
+    """
+    t = torch.arange(maps.shape[-1], device=maps.device)
+    near = (t[:, None] - t[None, :]).abs() <= distance
+    return (maps * near).sum(-1).mean(-1)
+
+
+def uniform_proximity(n_positions: int, distance: int = 2) -> float:
+    """The proximity of uniform attention over T positions: the share of pairs that are near."""
+    uniform = torch.full((n_positions, n_positions), 1 / n_positions, dtype=torch.float64)
+    return float(proximity(uniform, distance))
+
+
+def mean_map(model: Transformer, x_BT: Tensor, hidden_BT: Tensor | None = None) -> Tensor:
+    """Attention averaged over sequences: (L, H, T, T)."""
+    return model.attention_maps(x_BT, hidden_BT).mean(1)
+
+
+def start_and_end(entry: Entry, n: int = 100) -> tuple[Tensor, Tensor]:
+    """Mean attention maps of a stored training, at its random start and at its best weights.
+
+    They are taken on the first n test sequences; for a pretraining with positions hidden as in
+    training, since that is what its attention was trained for.
+
+    Returns:
+        Two tensors (L, H, T, T).
+    """
+    spec = entry.spec
+    data = load(spec.task, spec.seed)
+    x = data.test.x[:n]
+    stage = "pretrain" if isinstance(spec, Pretraining) else "finetune"
+    hidden = None
+    if isinstance(spec, Pretraining):
+        hidden = hide(spec.pretrain, x, None, generator(spec.seed, "analysis", "mask"))
+    model = build(spec.model, data, spec.seed, stage).eval()
+    start = mean_map(model, x, hidden)
+    model.load_state_dict(entry.model())
+    return start, mean_map(model, x, hidden)

@@ -1,0 +1,85 @@
+"""Paired statistics over seeds. The seed is the unit: both arms of a pair share data and seed."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from sptlib.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean with its two-sided t interval.
+
+    Attributes:
+        mean: of the n values.
+        low, high: the interval's ends; NaN for n = 1, where there is none.
+        sd: standard deviation of the values (n − 1).
+        n: seeds.
+        level: of confidence.
+    """
+
+    mean: float
+    low: float
+    high: float
+    sd: float
+    n: int
+    level: float = 0.95
+
+    def excludes(self, value: float) -> bool:
+        """Whether the interval exists and does not contain this value."""
+        return bool(self.low > value or self.high < value)
+
+    def text(self, scale: float = 1.0, digits: int = 2, unit: str = "") -> str:
+        """E.g. ``33.1 points [28.0, 38.2], n = 5``."""
+        unit = f" {unit}" if unit else ""
+        if np.isnan(self.low):
+            return f"{self.mean * scale:.{digits}f}{unit} (n = {self.n}: no interval)"
+        low, high = self.low * scale, self.high * scale
+        return (f"{self.mean * scale:.{digits}f}{unit} [{low:.{digits}f}, {high:.{digits}f}], "
+                f"n = {self.n}")
+
+
+def interval(values, level: float = 0.95) -> Interval:
+    """The mean of values with its t interval.
+
+    Args:
+        values: one per seed; at least one, all finite, else `ConfigError`.
+        level: of confidence.
+    """
+    x = np.asarray(values, dtype=np.float64)
+    if x.size == 0 or not np.isfinite(x).all():
+        raise ConfigError(f"an interval needs finite values, found {x.tolist()}")
+    if x.size == 1:
+        return Interval(float(x[0]), np.nan, np.nan, np.nan, 1, level)
+    sd = float(x.std(ddof=1))
+    half = float(stats.t.ppf((1 + level) / 2, x.size - 1)) * sd / np.sqrt(x.size)
+    return Interval(float(x.mean()), float(x.mean() - half), float(x.mean() + half), sd, x.size,
+                    level)
+
+
+def paired(table: pd.DataFrame, value: str, arm_a: str, arm_b: str, arm: str = "arm",
+           unit: str = "seed", level: float = 0.95) -> Interval:
+    """The paired difference a − b over seeds, with its t interval.
+
+    Args:
+        table: one row per arm and seed.
+        value: the column to compare.
+        arm_a, arm_b: values of the column ``arm``.
+        unit: the column that pairs rows.
+
+    Raises:
+        ConfigError: unless both arms have exactly one row for each of the same seeds.
+    """
+    wide = {}
+    for name in (arm_a, arm_b):
+        rows = table[table[arm] == name]
+        if rows[unit].duplicated().any():
+            raise ConfigError(f"arm {name!r} has several rows for one {unit}")
+        wide[name] = rows.set_index(unit)[value]
+    if set(wide[arm_a].index) != set(wide[arm_b].index):
+        raise ConfigError(f"arms {arm_a!r} and {arm_b!r} do not have the same {unit}s: "
+                          f"{sorted(wide[arm_a].index)} and {sorted(wide[arm_b].index)}")
+    return interval((wide[arm_a] - wide[arm_b]).to_numpy(), level)

@@ -1,0 +1,284 @@
+"""The command `sptlib`. Errors are one or two lines on stderr; `--debug` shows the traceback."""
+
+import csv
+import json
+import sys
+import time
+from pathlib import Path
+
+import click
+
+from sptlib import __version__
+from sptlib.errors import ConfigError, SptError
+
+# everything heavier is imported inside the command that needs it: `sptlib --help` is instant
+
+
+class Group(click.Group):
+    """A group whose unknown commands get a suggestion, and whose errors have no traceback."""
+
+    def invoke(self, ctx: click.Context):
+        try:
+            return super().invoke(ctx)
+        except SptError as error:
+            if ctx.find_root().params.get("debug"):
+                raise
+            click.echo(f"sptlib: {error}", err=True)
+            ctx.exit(1)
+
+
+@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__)
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+def main(debug: bool) -> None:
+    """Self-pretraining for sequence classification."""
+
+
+_store = click.option("--store", default=None, metavar="FOLDER",
+                      help="Run store; default: $SPTLIB_STORE, else results/store of the checkout.")
+_preset = click.option("--preset", default="classroom", show_default=True,
+                       help="smoke, classroom, study or paper.")
+_seeds = click.option("--seeds", type=click.IntRange(min=1), default=None,
+                      help="Seeds 0 … N−1; default: the preset's number.")
+_device = click.option("--device", default="auto", show_default=True, help="cpu, cuda, cuda:1, auto.")
+_recompute = click.option("--recompute", is_flag=True, help="Compute anew, even if it is stored.")
+
+
+@main.command()
+@click.option("--task", default="neighbor", show_default=True, help="neighbor or image.")
+@_preset
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
+@click.option("--scratch", is_flag=True, help="Leave the pretraining out.")
+@click.option("--transfer", default=None, metavar="GROUPS",
+              help="What the pretraining passes on: embed, qk, vo, qkvo, mlp, norm, all; "
+                   "several with commas.")
+@click.option("--freeze", default=None, metavar="GROUPS", help="What labels do not change.")
+@click.option("--set", "changes", multiple=True, metavar="FIELD=VALUE",
+              help="Any field of the Run, e.g. --set finetune.lr=1e-3. Wins over the preset.")
+@_store
+@_device
+@click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True)
+@click.option("--checkpoint-steps", type=click.IntRange(min=0), default=0,
+              help="Save an unfinished training after every N steps, besides every 20 seconds.")
+@_recompute
+def train(task, preset, seed, scratch, transfer, freeze, changes, store, device, threads,
+          checkpoint_steps, recompute) -> None:
+    """Train one Run: pretraining (shared if it is stored), transfer, labels."""
+    from sptlib import presets
+    from sptlib.config import override
+    from sptlib.execute import Where, compute
+    from sptlib.store import Store
+
+    wanted: dict = {"seed": seed}
+    if scratch:
+        wanted["pretrain"] = None
+    for name, groups in (("transfer", transfer), ("freeze", freeze)):
+        if groups is not None:
+            wanted[name] = tuple(g for g in groups.split(",") if g)
+    wanted |= dict(_assignment(change) for change in changes)
+    run = override(presets.get(preset, task), wanted)
+    where = Where(device, threads, checkpoint_steps=checkpoint_steps, progress=_Bar())
+    entry = compute(run, Store(store), where, recompute)
+    result = entry.result
+    click.echo(f"test accuracy {result['test_accuracy']:.4f} at the best validation accuracy "
+               f"{result['val_accuracy']:.4f} (step {result['best_step']} of {result['steps']}); "
+               f"training loss at the end {result['train_loss']:.4f}")
+    if result["reinitialised"]:
+        click.echo(f"did not fit and started at random: {', '.join(result['reinitialised'])}")
+    click.echo(f"stored in {entry.path}")
+
+
+class _Bar:
+    """One progress bar per stage on stderr."""
+
+    def __init__(self):
+        self.bar, self.stage = None, ""
+
+    def __call__(self, stage: str, step: int, n_steps: int, loss: float) -> None:
+        from tqdm import tqdm
+
+        if stage != self.stage:
+            self.stage = stage
+            self.bar = tqdm(total=n_steps, desc=stage, unit="step", file=sys.stderr)
+        self.bar.set_postfix_str(f"loss {loss:.4f}", refresh=False)
+        self.bar.update(step - self.bar.n)
+        if step == n_steps:
+            self.bar.close()
+
+
+def _assignment(text: str) -> tuple[str, object]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise ConfigError(f"--set takes FIELD=VALUE, found {text!r}")
+    return name, _value(value)
+
+
+def _value(text: str):
+    """A command line's word as YAML means it: 2, 1e-3, true, null, [0, 1, 5], or the text."""
+    import yaml
+
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"cannot read the value {text!r}") from error
+    if isinstance(value, str):  # YAML 1.1 takes 1e-3 for a text
+        try:
+            return float(value)
+        except ValueError:
+            return value
+    return value
+
+
+@main.command()
+@click.argument("notebooks", nargs=-1, required=True, metavar="NN...")
+@click.option("-p", "--parameter", "given", type=(str, str), multiple=True, metavar="NAME VALUE",
+              help="Set a parameter of the notebook; may be repeated.")
+@click.option("--preset", default=None, help="Short for -p preset NAME.")
+@click.option("--seeds", default=None, type=int, help="Short for -p seeds N.")
+@_store
+@click.option("--if-changed", is_flag=True,
+              help="Skip what was executed before with the same code and parameters.")
+def run(notebooks, given, preset, seeds, store, if_changed) -> None:
+    """Execute notebooks by number or name, or `all`, into results/notebooks/."""
+    from sptlib import notebooks as nb
+
+    values = {name: _value(value) for name, value in given}
+    values |= {k: v for k, v in (("preset", preset), ("seeds", seeds)) if v is not None}
+    paths = nb.available() if notebooks == ("all",) else [nb.find(name) for name in notebooks]
+    for path in paths:
+        nb.check_parameters(path, values)
+    for path in paths:
+        started = time.monotonic()
+        done = nb.run(path, values, store=store or "", if_changed=if_changed)
+        click.echo(f"{done} ({time.monotonic() - started:.0f} s)")
+
+
+@main.command()
+@click.argument("experiment")
+@_preset
+@_seeds
+@click.option("--tune", is_flag=True,
+              help="Search the rates instead: the preset's grid on seeds from 100 on; the table "
+                   "lands in data/tuning/.")
+@click.option("--scheduler", default="", help="Address of a Dask scheduler; default: this machine.")
+@click.option("--workers", type=click.IntRange(min=1), default=None,
+              help="Processes on this machine; default: one per core.")
+@_store
+@_device
+@_recompute
+def sweep(experiment, preset, seeds, tune, scheduler, workers, store, device, recompute) -> None:
+    """Compute all Runs of an experiment that are not stored yet."""
+    from sptlib import experiments, presets
+    from sptlib.notebooks import root
+    from sptlib.store import Store
+    from sptlib.sweep import compute_all
+
+    module = experiments.get(experiment)
+    seeds = seeds or presets.n_seeds(preset)
+    if tune:
+        from sptlib import tuning
+        runs = tuning.runs(module, preset)
+    else:
+        runs = module.runs(preset, seeds)
+    place = Store(store)
+    entries = compute_all(runs, place, scheduler=scheduler, workers=workers, device=device,
+                          recompute=recompute)
+    if tune:
+        path = tuning.write(module, preset, entries, root())
+        click.echo(f"{len(entries)} Runs; the table is {path}")
+    else:
+        click.echo(module.table(entries).groupby(module.GROUP_BY)["test_accuracy"]
+                   .agg(["mean", "min", "max", "count"]).round(4).to_string())
+        click.echo(f"{len(entries)} Runs stored in {place.path}")
+
+
+@main.group()
+def runs() -> None:
+    """Look into the run store."""
+
+
+@runs.command("ls")
+@_store
+def runs_ls(store) -> None:
+    """One line per stored result."""
+    from sptlib.config import Run
+    from sptlib.store import Store
+
+    place, n = Store(store), 0
+    for entry in place.entries():
+        n += 1
+        try:
+            spec, result = entry.spec, entry.result
+        except SptError as error:
+            click.echo(f"{entry.key}  DAMAGED  {error}")
+            continue
+        if isinstance(spec, Run):
+            start = f"spt[{','.join(spec.transfer)}]" if spec.pretrain else "scratch"
+            freeze = f" freeze[{','.join(spec.freeze)}]" if spec.freeze else ""
+            what = f"{start}{freeze}  test accuracy {result['test_accuracy']:.4f}"
+        else:
+            what = f"pretraining  validation loss {result['val_loss']:.4f}"
+        click.echo(f"{entry.key}  {spec.task.name}  seed {spec.seed}  {what}  "
+                   f"{entry.environment['seconds']:.1f} s")
+    click.echo(f"{n} results in {place.path}")
+
+
+@runs.command("show")
+@click.argument("key")
+@_store
+def runs_show(key, store) -> None:
+    """Everything about one result; the start of its key is enough."""
+    from sptlib.store import Store
+
+    entry = Store(store).match(key)
+    parts = {"key": entry.key, "path": str(entry.path)}
+    for name in ("config", "result", "environment"):
+        parts[name] = json.loads(entry.read(f"{name}.json"))
+    click.echo(json.dumps(parts, indent=2))
+
+
+@runs.command("verify")
+@click.option("--repair", is_flag=True, help="Remove damaged entries, so that they are recomputed.")
+@_store
+def runs_verify(repair, store) -> None:
+    """Check every file of every result against its checksum."""
+    from sptlib.errors import StoreError
+    from sptlib.store import Store
+
+    place, n, damaged = Store(store), 0, []
+    for entry in place.entries():
+        n += 1
+        try:
+            entry.verify()
+        except StoreError as error:
+            damaged.append(entry.key)
+            click.echo(f"{entry.key}: {error}", err=True)
+    if repair:
+        for name in damaged:
+            place.remove(name)
+    click.echo(f"{n} results in {place.path}, {len(damaged)} damaged"
+               + (" and removed" if repair and damaged else ""))
+    if damaged and not repair:
+        sys.exit(1)
+
+
+@runs.command("export")
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@_store
+def runs_export(file, store) -> None:
+    """Write one row per Run, every field of its configuration and result, as CSV."""
+    from sptlib.config import Run
+    from sptlib.experiments import base
+    from sptlib.store import Store
+
+    rows = [base.flat(e) for e in Store(store).entries() if isinstance(e.spec, Run)]
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    with file.open("w", newline="") as out:
+        writer = csv.DictWriter(out, names)
+        writer.writeheader()
+        writer.writerows(rows)
+    click.echo(f"{len(rows)} Runs written to {file}")
+
+
+if __name__ == "__main__":
+    main()

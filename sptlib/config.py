@@ -1,0 +1,282 @@
+"""A Run: the frozen, validated description that fully determines a result.
+
+Everything that influences numbers is a field here; where a computation happens, on which device and
+with what progress bar is not. Construct with keywords; change with `dataclasses.replace`.
+"""
+
+import dataclasses
+import hashlib
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, TypeAdapter, ValidationError, field_validator, model_validator
+from pydantic.dataclasses import dataclass as validated
+
+from sptlib import tasks
+from sptlib.errors import ConfigError, unknown
+from sptlib.tasks.base import STRICT, NonNegativeInt, PositiveInt
+
+#: Version of the arithmetic. Bump it whenever a golden-loss test changes: it is part of every key,
+#: so results of an older trainer are then not served any more.
+NUMERICS = 1
+#: Version of the layout of `Run`; part of every key.
+SCHEMA = 1
+
+PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+#: parameter groups that can be transferred or frozen, and the names that stand for several
+GROUPS = ("embed", "qk", "vo", "mlp", "norm", "head")
+ALIASES = {"qkvo": ("qk", "vo"), "all": ("embed", "qk", "vo", "mlp", "norm")}
+
+
+def expand_groups(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Group names with the aliases spelled out, each once, in the order of `GROUPS`."""
+    chosen: set[str] = set()
+    for name in names:
+        if name not in GROUPS and name not in ALIASES:
+            raise unknown("parameter group", name, (*GROUPS, *ALIASES))
+        chosen.update(ALIASES.get(name, (name,)))
+    return tuple(g for g in GROUPS if g in chosen)
+
+
+@validated(frozen=True, kw_only=True, config=STRICT)
+class ModelConfig:
+    """The Transformer encoder.
+
+    Attributes:
+        width: D, features per position.
+        n_layers, n_heads: layers, and attention heads per layer; n_heads divides width.
+        mlp_ratio: hidden units of the MLP as a multiple of width.
+        positions: how order enters: sinusoidal (added), learned (added), rope (rotates queries
+            and keys), alibi (biases scores), none.
+        pooling: over positions before the classification head.
+        init: initial weights: "normal" (every Linear from N(0, 0.02²) with zero bias, as in BERT and
+            GPT-2) or "torch" (each PyTorch module's own default).
+        head_hidden: classification head Linear-ReLU-Linear instead of Linear.
+        dropout: on the output of attention and MLP, while training.
+        max_len: longest sequence; 0 = the task's length.
+    """
+
+    width: PositiveInt = 32
+    n_layers: PositiveInt = 1
+    n_heads: PositiveInt = 1
+    mlp_ratio: PositiveFloat = 2.0
+    positions: Literal["sinusoidal", "learned", "rope", "alibi", "none"] = "sinusoidal"
+    pooling: Literal["mean", "max", "last"] = "mean"
+    init: Literal["normal", "torch"] = "normal"
+    head_hidden: bool = False
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    max_len: NonNegativeInt = 0
+
+    @model_validator(mode="after")
+    def _heads_divide_width(self):
+        if self.width % self.n_heads:
+            raise ValueError(f"n_heads={self.n_heads} does not divide width={self.width}")
+        if self.positions == "rope" and (self.width // self.n_heads) % 2:
+            raise ValueError("rope needs an even width per head, "
+                             f"found {self.width} / {self.n_heads}")
+        if int(self.width * self.mlp_ratio) < 1:
+            raise ValueError(f"mlp_ratio={self.mlp_ratio} leaves no hidden unit")
+        return self
+
+
+@validated(frozen=True, kw_only=True, config=STRICT)
+class TrainConfig:
+    """What both stages of training share.
+
+    Attributes:
+        epochs: length of the training; steps = round(epochs * sequences / batch_size), at least 1.
+        lr: peak learning rate of AdamW, constant after the warm-up.
+        warmup_steps: steps of linear warm-up.
+        clip: largest gradient norm; 0 = no clipping.
+        n_evals: evaluations on the validation split, evenly spread, the last one at the end.
+        patience: stop after this many evaluations without a new best; 0 = never.
+    """
+
+    epochs: PositiveFloat = 16.0
+    lr: PositiveFloat = 5e-3
+    batch_size: PositiveInt = 32
+    warmup_steps: NonNegativeInt = 100
+    weight_decay: NonNegativeFloat = 0.0
+    clip: NonNegativeFloat = 0.0
+    n_evals: PositiveInt = 10
+    patience: NonNegativeInt = 0
+
+    def n_steps(self, n_sequences: int) -> int:
+        """Optimiser steps for a training split of this size."""
+        return max(1, round(self.epochs * n_sequences / min(self.batch_size, n_sequences)))
+
+
+@validated(frozen=True, kw_only=True, config=STRICT)
+class PretrainConfig(TrainConfig):
+    """Masked reconstruction of the inputs.
+
+    Attributes:
+        mask_ratio: share of positions that are hidden, in (0, 1).
+        mask: token (each position by itself) or span (runs of ``span_length``).
+        task: pretrain on this task's inputs instead of the Run's own.
+    """
+
+    mask_ratio: Annotated[float, Field(gt=0, lt=1)] = 0.15
+    mask: Literal["token", "span"] = "token"
+    span_length: PositiveInt = 3
+    task: tasks.Task | None = None
+
+
+@validated(frozen=True, kw_only=True, config=STRICT)
+class FinetuneConfig(TrainConfig):
+    """Training from labels.
+
+    Attributes:
+        stop_at: stop as soon as this validation accuracy is reached; None = never.
+    """
+
+    stop_at: Annotated[float, Field(gt=0, le=1)] | None = None
+
+
+@validated(frozen=True, kw_only=True, config=STRICT)
+class Pretraining:
+    """The part of a Run that its arms share: what one pretraining depends on."""
+
+    task: tasks.Task
+    model: ModelConfig
+    pretrain: PretrainConfig
+    seed: NonNegativeInt = 0
+
+
+@validated(frozen=True, kw_only=True, config=STRICT)
+class Run:
+    """One training result: (pretraining,) transfer, freezing, training from labels.
+
+    Attributes:
+        pretrain: None = from scratch.
+        transfer: parameter groups copied from the pretrained model; the others, and always the
+            head unless named, start at random. Without pretraining it is emptied.
+        freeze: parameter groups that labels do not change.
+        seed: of initial weights, batches and masks, and of the data where the task leaves
+            ``data_seed`` open.
+    """
+
+    task: tasks.Task
+    model: ModelConfig = Field(default_factory=ModelConfig)
+    pretrain: PretrainConfig | None = None
+    transfer: tuple[str, ...] = ALIASES["all"]  # spelled out: pydantic does not validate defaults
+    freeze: tuple[str, ...] = ()
+    finetune: FinetuneConfig = Field(default_factory=FinetuneConfig)
+    seed: NonNegativeInt = 0
+
+    @field_validator("transfer", "freeze")
+    @classmethod
+    def _spell_out(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        return expand_groups(names)
+
+    @model_validator(mode="after")
+    def _consistent(self):
+        if self.pretrain is None:
+            object.__setattr__(self, "transfer", ())
+        if set(self.freeze) == set(GROUPS):
+            raise ValueError("freeze names every parameter group: nothing is left to train")
+        return self
+
+    @property
+    def pretraining(self) -> Pretraining | None:
+        """The pretraining this Run starts from.
+
+        How many labels there are and how the classifier reads the sequence do not matter to it,
+        so Runs that differ only there share it.
+        """
+        if self.pretrain is None:
+            return None
+        task = dataclasses.replace(self.pretrain.task or self.task, n_labels=0)
+        model = dataclasses.replace(self.model, pooling="mean", head_hidden=False)
+        if self.pretrain.task is not None:
+            model = dataclasses.replace(model, max_len=0)
+        return Pretraining(task=task, model=model, seed=self.seed,
+                           pretrain=dataclasses.replace(self.pretrain, task=None))
+
+
+_KINDS = {Run: "run", Pretraining: "pretraining"}
+_ADAPTERS = {kind: TypeAdapter(cls) for cls, kind in _KINDS.items()}
+
+
+def to_dict(spec: Run | Pretraining) -> dict[str, Any]:
+    """The configuration as plain JSON values, every default spelled out."""
+    return {"kind": _KINDS[type(spec)], "schema": SCHEMA, "numerics": NUMERICS,
+            **_ADAPTERS[_KINDS[type(spec)]].dump_python(spec, mode="json")}
+
+
+def from_dict(fields: dict[str, Any]) -> Run | Pretraining:
+    """Read what `to_dict` wrote.
+
+    Raises:
+        ConfigError: naming the field, for anything unknown, missing or out of range.
+    """
+    fields = dict(fields)
+    kind, schema = fields.pop("kind", "run"), fields.pop("schema", SCHEMA)
+    fields.pop("numerics", None)
+    if not isinstance(kind, str) or kind not in _ADAPTERS:
+        raise unknown("kind of configuration", kind, _ADAPTERS)
+    if schema != SCHEMA:
+        raise ConfigError(f"configuration of schema {schema}, but this sptlib reads {SCHEMA}; "
+                          "compute it anew with this version")
+    task = fields.get("task")
+    if isinstance(task, dict) and "name" in task:
+        tasks.config_class(task["name"])  # a wrong name gets a suggestion instead of a union error
+    try:
+        return _ADAPTERS[kind].validate_python(fields)
+    except ValidationError as error:
+        raise explain(error) from error
+
+
+def explain(error: ValidationError) -> ConfigError:
+    """pydantic's findings as one line: field, what was expected, what was found."""
+    lines = []
+    for item in error.errors():
+        where = ".".join(str(part) for part in item["loc"] if part not in tasks.CONFIGS)
+        found = item["input"]
+        message = item["msg"].removeprefix("Value error, ")
+        shown = "" if isinstance(found, dict) or dataclasses.is_dataclass(found) else \
+            f" (found {found!r})"
+        lines.append(f"{where + ': ' if where else ''}{message}{shown}")
+    return ConfigError("; ".join(lines))
+
+
+def override(run: Run, changes: dict[str, Any]) -> Run:
+    """A Run with some fields changed.
+
+    Args:
+        run: the start.
+        changes: values by dotted field name, e.g. ``{"finetune.lr": 1e-3, "pretrain": None}``.
+
+    Raises:
+        ConfigError: for an unknown field (with a suggestion) or a value out of range.
+    """
+    fields = to_dict(run)
+    for not_a_field in ("kind", "schema", "numerics"):
+        del fields[not_a_field]
+    for dotted, value in changes.items():
+        node, parts = fields, dotted.split(".")
+        for depth, part in enumerate(parts):
+            if not isinstance(node, dict) or part not in node:
+                known = [".".join([*parts[:depth], k]) for k in node] if isinstance(node, dict) \
+                    else ["a field of it; it is empty here"]
+                raise unknown("field", dotted, known)
+            if depth < len(parts) - 1:
+                node = node[part]
+        node[parts[-1]] = value
+    return from_dict(fields)
+
+
+def key(spec: Run | Pretraining) -> str:
+    """The content hash under which the result is stored: 20 hexadecimal digits.
+
+    It covers the configuration, the bytes of the data, `SCHEMA` and `NUMERICS`; the same on every
+    machine, in every process and Python version.
+    """
+    fields = to_dict(spec)
+    fields["data"] = tasks.load(spec.task, spec.seed).fingerprint
+    if isinstance(spec, Run) and spec.pretrain is not None:
+        fields["pretraining"] = key(spec.pretraining)
+    text = json.dumps(fields, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:20]

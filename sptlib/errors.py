@@ -1,0 +1,46 @@
+"""The errors that users meet: each says what was found, what was expected and what mends it."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class SptError(Exception):
+    """Base of every error that the command line prints without a traceback."""
+
+
+class ConfigError(SptError, ValueError):
+    """A configuration that cannot be run: a wrong name, size or combination."""
+
+
+class StoreError(SptError):
+    """The run store cannot be read or written as asked."""
+
+
+class DivergedError(SptError, ArithmeticError):
+    """A training loss became NaN or infinite.
+
+    Attributes:
+        step: the first step (counted from 1) whose loss is not finite.
+        log: the metric lines up to and including that step.
+    """
+
+    def __init__(self, stage: str, step: int, log: list[dict]):
+        super().__init__(stage, step)
+        self.stage, self.step, self.log = stage, step, log
+
+    def __str__(self) -> str:
+        return (
+            f"{self.stage} diverged: the loss is not finite at step {self.step}; "
+            "try a lower rate, a longer warm-up or clip=1"
+        )
+
+    def __reduce__(self):  # exceptions cross process borders by pickle; `log` must come along
+        return type(self), (self.stage, self.step, self.log)
+
+
+def unknown(what: str, name: object, known: Iterable[str]) -> ConfigError:
+    """A `ConfigError` for a name that is not among the known ones, with the closest suggestion."""
+    known = [str(k) for k in known]
+    close = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
+    hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
+    return ConfigError(f"unknown {what} {str(name)!r}; {hint}")

@@ -1,0 +1,20 @@
+"""One module per question of the paper.
+
+Each has ``cases(preset, seeds, ...)`` (Runs with their labels), ``table(results)`` (a row per Run),
+``GROUP_BY`` (the labels that name a cell of the table), and, where rates were searched, ``RATES``,
+``CHOSEN`` and ``candidates(preset, seeds)`` for `sptlib.tuning`.
+"""
+
+from types import ModuleType
+
+from sptlib.errors import unknown
+from sptlib.experiments import few_labels, synthetic
+
+EXPERIMENTS: dict[str, ModuleType] = {"synthetic": synthetic, "few_labels": few_labels}
+
+
+def get(name: str) -> ModuleType:
+    """An experiment by name; raises `ConfigError` with a suggestion."""
+    if name not in EXPERIMENTS:
+        raise unknown("experiment", name, EXPERIMENTS)
+    return EXPERIMENTS[name]

@@ -1,0 +1,110 @@
+"""What the experiments share: arms derived from one Run, and tables read from entries."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from sptlib.config import Run, to_dict
+from sptlib.errors import ConfigError
+from sptlib.store import Entry, Store
+from sptlib.sweep import compute_all
+
+
+@dataclass(frozen=True)
+class Case:
+    """A Run with its place in the experiment.
+
+    Attributes:
+        labels: the cell of the table it belongs to, e.g. ``{"variant": ..., "arm": ...}``.
+        run: what is computed.
+    """
+
+    labels: dict[str, Any]
+    run: Run
+
+
+@dataclass(frozen=True)
+class Result:
+    """A case with its stored result."""
+
+    labels: dict[str, Any]
+    entry: Entry
+
+
+def collect(cases: Sequence[Case], store: Store, **options) -> list[Result]:
+    """The results of all cases; what is not stored yet is computed.
+
+    Args:
+        cases: of an experiment's ``cases(...)``.
+        store: where results are.
+        **options: of `sptlib.sweep.compute_all`: scheduler, workers, device, recompute.
+    """
+    entries = compute_all([case.run for case in cases], store, **options)
+    return [Result(case.labels, entry) for case, entry in zip(cases, entries, strict=True)]
+
+
+def seed_list(seeds: int) -> range:
+    """Seeds 0 … n−1; raises `ConfigError` unless n ≥ 1."""
+    if seeds < 1:
+        raise ConfigError(f"seeds must be at least 1, found {seeds}")
+    return range(seeds)
+
+
+def flat(entry: Entry) -> dict[str, Any]:
+    """One row: every field of the Run by dotted name, the result, and what it was computed with."""
+    row: dict[str, Any] = {"key": entry.key}
+
+    def walk(prefix: str, value: Any) -> None:
+        if isinstance(value, dict):
+            for name, inner in value.items():
+                walk(f"{prefix}.{name}" if prefix else name, inner)
+        else:
+            row[prefix] = " ".join(map(str, value)) if isinstance(value, list) else value
+
+    walk("", to_dict(entry.spec))
+    row |= {k: v for k, v in entry.result.items() if not isinstance(v, list)}
+    row["seconds"] = entry.environment["seconds"]
+    row["device"] = entry.environment["device"]
+    return row
+
+
+def losses(entry: Entry, stage: str, window: int = 25) -> pd.DataFrame:
+    """The training loss of each step, averaged over a trailing window: columns step, loss."""
+    lines = [x for x in entry.metrics if x["stage"] == stage and "loss" in x]
+    table = pd.DataFrame({"step": [x["step"] for x in lines], "loss": [x["loss"] for x in lines]})
+    table["loss"] = table["loss"].rolling(window, min_periods=1).mean()
+    return table
+
+
+def evaluations(entry: Entry) -> pd.DataFrame:
+    """The evaluations of a Run: step, validation values, and the test accuracy of the best so far.
+
+    The row of step k is what a training of k steps would have reported: its best validation
+    checkpoint, and that checkpoint's test accuracy.
+    """
+    table = pd.DataFrame([x for x in entry.metrics if "best" in x])
+    tested = [c for c in table if c.startswith("test_")]
+    table[tested] = table[tested].ffill()
+    return table
+
+
+def at_step(entry: Entry, step: int) -> float:
+    """Test accuracy at the best validation checkpoint within the first ``step`` steps."""
+    table = evaluations(entry)
+    reached = table[table["step"] <= step]
+    if reached.empty:
+        raise ConfigError(f"{entry.key} was first evaluated at step {table['step'].min()}, "
+                          f"not by step {step}")
+    return float(reached["test_accuracy"].iloc[-1])
+
+
+def frame(results: Sequence[Result]) -> pd.DataFrame:
+    """One row per Run: its labels, seed, steps, accuracies, losses and seconds."""
+    rows = []
+    for result in results:
+        values = {k: v for k, v in result.entry.result.items() if not isinstance(v, list)}
+        rows.append({**result.labels, "seed": result.entry.spec.seed, **values,
+                     "seconds": result.entry.environment["seconds"], "key": result.entry.key})
+    return pd.DataFrame(rows)

@@ -1,0 +1,115 @@
+"""02: how much is self-pretraining worth when labels are few?
+
+Handwritten digits as sequences of 64 grey levels. Pretraining sees all training inputs and no
+label; then a few labels are given. Arms: from scratch, SPT, and SPT whose pretraining saw only the
+labelled images themselves, which separates "reconstruct first" from "more inputs".
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pandas as pd
+
+from sptlib import presets
+from sptlib.config import Pretraining, Run
+from sptlib.errors import ConfigError
+from sptlib.experiments.base import Case, Result, at_step, frame, seed_list
+
+NAME = "few_labels"
+GROUP_BY = ["n_labels", "arm"]
+
+#: labels given, by preset; the first of `FOCUS` that a preset has is the one of the headline
+LABELS = {"smoke": (24, 48), "classroom": (50, 100, 200, 400), "study": (50, 100, 200, 400, 800),
+          "paper": (50, 100, 200, 400, 800)}
+#: the number of labels at which rates were chosen and the headline is computed
+FOCUS = {"smoke": 48, "classroom": 200, "study": 200, "paper": 200}
+
+#: grid from which the pretraining's and every arm's label rate was chosen
+RATES = (1e-3, 2e-3, 5e-3)
+#: the chosen rates (data/tuning/few_labels.csv; a test compares)
+CHOSEN = {"pretraining": 2e-3, "scratch": 2e-3, "SPT": 2e-3}
+
+
+def base_run(preset: str, n_labels: int, seed: int, n_layers: int = 0) -> Run:
+    """The self-pretrained Run with this many labels, with the preset's number of label steps."""
+    run = presets.get(preset, "image")
+    labels = run.task.n_labels or run.task.n_train
+    epochs = run.finetune.epochs * labels / n_labels  # the same steps, whatever there is to see
+    return replace(
+        run, seed=seed, task=replace(run.task, n_labels=n_labels),
+        model=replace(run.model, n_layers=n_layers or run.model.n_layers),
+        pretrain=replace(run.pretrain, lr=CHOSEN["pretraining"]),
+        finetune=replace(run.finetune, epochs=epochs),
+    )
+
+
+def label_steps(run: Run) -> int:
+    """Optimiser steps of the second stage."""
+    return run.finetune.n_steps(run.task.n_labels or run.task.n_train)
+
+
+def scratch(base: Run) -> Run:
+    """From scratch, for as many steps as SPT takes in both stages together."""
+    ratio = 1 + base.pretrain.n_steps(base.task.n_train) / label_steps(base)
+    finetune = replace(base.finetune, epochs=base.finetune.epochs * ratio,
+                       n_evals=round(base.finetune.n_evals * ratio))
+    return replace(base, pretrain=None, finetune=finetune)
+
+
+ARMS: dict[str, Callable[[Run], Run]] = {"scratch": scratch, "SPT": lambda base: base}
+
+
+def make(arm: str, base: Run) -> Run:
+    """The Run of an arm, at the rate chosen for it."""
+    run = ARMS[arm](base)
+    return replace(run, finetune=replace(run.finetune, lr=CHOSEN[arm]))
+
+
+def cases(preset: str = "classroom", seeds: int = 0, *, n_layers: int = 0, task: str = "image",
+          labels: Sequence[int] = ()) -> list[Case]:
+    """All Runs of the experiment.
+
+    Args:
+        preset: name of the preset.
+        seeds: seeds 0 … n−1; 0 = the preset's number.
+        n_layers: layers of the model; 0 = the preset's.
+        task: `image`.
+        labels: numbers of labels; empty = the preset's.
+    """
+    if task != "image":
+        raise ConfigError(f"the experiment few_labels is about the task image, found {task!r}; "
+                          "synthetic takes neighbor")
+    return [
+        Case({"n_labels": n, "arm": arm}, make(arm, base_run(preset, n, seed, n_layers)))
+        for n in (labels or LABELS[presets.check(preset)])
+        for seed in seed_list(seeds or presets.n_seeds(preset))
+        for arm in ARMS
+    ]
+
+
+def candidates(preset: str, seeds: Sequence[int]) -> list[Case]:
+    """The search for label rates: every arm with every rate of the grid, at the focal number."""
+    found = []
+    for base in (base_run(preset, FOCUS[preset], seed) for seed in seeds):
+        for arm in ARMS:
+            run = make(arm, base)
+            found += [Case({"n_labels": FOCUS[preset], "arm": arm, "lr": lr},
+                           replace(run, finetune=replace(run.finetune, lr=lr))) for lr in RATES]
+    return found
+
+
+def pretraining_candidates(preset: str, seeds: Sequence[int]) -> list[tuple[dict, Pretraining]]:
+    """The search for the pretraining's rate, by its own validation loss: no label is seen."""
+    bases = [base_run(preset, FOCUS[preset], seed) for seed in seeds]
+    return [({"n_labels": FOCUS[preset], "arm": "pretraining", "lr": lr},
+             replace(base, pretrain=replace(base.pretrain, lr=lr)).pretraining)
+            for base in bases for lr in RATES]
+
+
+def table(results: Sequence[Result]) -> pd.DataFrame:
+    """One row per Run; scratch has ``at_equal_labels``, its accuracy after SPT's label steps."""
+    rows = frame(results)
+    steps = {r.labels["n_labels"]: label_steps(r.entry.spec) for r in results
+             if r.labels["arm"] == "SPT"}
+    rows["at_equal_labels"] = [at_step(r.entry, steps[r.labels["n_labels"]]) for r in results]
+    return rows

@@ -1,0 +1,164 @@
+"""Every figure of the book, in one style: white background on light and dark pages alike, colours
+that colour-blind readers can tell apart, and every seed shown."""
+
+from collections.abc import Sequence
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import seaborn as sns
+from matplotlib.figure import Figure
+from torch import Tensor
+
+#: colour of each arm: Okabe & Ito's palette, in which related arms share a hue
+ARM_COLOURS = {
+    "scratch": "#D55E00",
+    "SPT": "#0072B2",
+    "QK from SPT": "#56B4E9",
+    "MLP from SPT": "#E69F00",
+    "scratch, 10× data": "#CC79A7",
+    "scratch, fresh data": "#882255",
+    "scratch, 3× longer": "#999933",
+    "scratch, PyTorch's init": "#117733",
+    "scratch, RoPE": "#009E73",
+}
+
+
+def use_style() -> None:
+    """Set the house style; called by every function here."""
+    sns.set_theme(context="notebook", style="whitegrid", rc={
+        "figure.facecolor": "white", "axes.facecolor": "white", "savefig.facecolor": "white",
+        "figure.dpi": 110, "savefig.dpi": 150, "axes.titlesize": "medium",
+        "legend.frameon": False, "font.size": 10, "figure.constrained_layout.use": True,
+    })
+
+
+def arms(table: pd.DataFrame, order: Sequence[str], *, value: str = "test_accuracy",
+         chance: float | None = None, label: str = "test accuracy",
+         facet: str = "variant") -> Figure:
+    """A value by arm: every seed as a dot, the mean as a line, one panel per facet.
+
+    Args:
+        table: one row per Run, with columns ``arm``, ``facet`` and ``value``.
+        order: the arms, from top to bottom.
+        value: column on the horizontal axis.
+        chance: where guessing lies.
+        label: of the horizontal axis.
+        facet: column that splits the panels.
+    """
+    use_style()
+    panels = list(dict.fromkeys(table[facet]))
+    height = 0.42 * len(order) + 1.2
+    fig, axes = plt.subplots(1, len(panels), figsize=(4.2 * len(panels) + 1, height), sharey=True,
+                             squeeze=False)
+    for ax, panel in zip(axes[0], panels, strict=True):
+        rows = table[table[facet] == panel]
+        sns.stripplot(rows, x=value, y="arm", order=order, hue="arm", hue_order=order, ax=ax,
+                      palette=ARM_COLOURS, size=7, alpha=0.75, jitter=0.18, legend=False)
+        means = rows.groupby("arm")[value].mean()
+        for i, arm in enumerate(order):
+            if arm in means.index:
+                ax.plot([means[arm]] * 2, [i - 0.32, i + 0.32], color="black", lw=2)
+        if chance is not None:
+            ax.axvline(chance, color="grey", ls="--", lw=1)
+        ax.set(title=f"{facet} {panel}", xlabel=label, ylabel="")
+    return fig
+
+
+def curves(series: dict[str, Sequence[pd.DataFrame]], *, ylabel: str, chance: float | None = None,
+           chance_label: str = "chance", ax: plt.Axes | None = None, title: str = "") -> Figure:
+    """Training curves: one thin line per seed, one colour per arm.
+
+    Args:
+        series: for each arm, one table per seed with columns ``step`` and ``loss``.
+        ylabel: of the vertical axis.
+        chance: value of guessing, drawn as a dashed line.
+        chance_label: what the dashed line is called.
+        ax: draw into this one; None = a new figure.
+        title: of the panel.
+    """
+    if ax is None:
+        use_style()
+        _, ax = plt.subplots(figsize=(7, 3.6))
+    for arm, seeds in series.items():
+        for i, table in enumerate(seeds):
+            ax.plot(table["step"], table["loss"], color=ARM_COLOURS.get(arm, "black"), lw=1.2,
+                    alpha=0.8, label=arm if i == 0 else None)
+    if chance is not None:
+        ax.axhline(chance, color="grey", ls="--", lw=1, label=chance_label)
+    ax.set(xlabel="step", ylabel=ylabel, title=title, ylim=(0, None))
+    ax.legend(fontsize="small")
+    return ax.figure
+
+
+def curve_panels(panels: dict[str, dict[str, Sequence[pd.DataFrame]]], **options) -> Figure:
+    """`curves`, one panel beside the other, with a common vertical axis."""
+    use_style()
+    fig, axes = plt.subplots(1, len(panels), figsize=(4.4 * len(panels), 3.6), sharey=True,
+                             squeeze=False)
+    for ax, (title, series) in zip(axes[0], panels.items(), strict=True):
+        curves(series, ax=ax, title=title, **options)
+    return fig
+
+
+def attention_maps(maps: dict[str, Tensor], n_positions: int = 40) -> Figure:
+    """Mean attention maps side by side, cut to the first positions so that cells can be seen.
+
+    Args:
+        maps: (T, T) by title; rows are queries, columns keys.
+        n_positions: how many positions are shown.
+    """
+    use_style()
+    fig, axes = plt.subplots(1, len(maps), figsize=(3.1 * len(maps) + 0.6, 3.4), squeeze=False)
+    shown = {title: m[:n_positions, :n_positions].numpy() for title, m in maps.items()}
+    top = max(float(np.quantile(m, 0.995)) for m in shown.values())
+    for ax, (title, m) in zip(axes[0], shown.items(), strict=True):
+        image = ax.imshow(m, cmap="viridis", vmin=0, vmax=top)
+        ax.set(title=title, xlabel="key position", ylabel="query position")
+        ax.grid(visible=False)
+    fig.colorbar(image, ax=axes[0].tolist(), shrink=0.8, label="attention weight")
+    return fig
+
+
+def by_distance(profiles: dict[str, np.ndarray], uniform: float) -> Figure:
+    """Mean attention against signed distance (key − query).
+
+    Args:
+        profiles: by title, (distances, weights) as a (2, n) array.
+        uniform: the weight of uniform attention.
+    """
+    use_style()
+    fig, ax = plt.subplots(figsize=(7, 3.2))
+    for title, (distance, weight) in profiles.items():
+        ax.plot(distance, weight, marker="o", ms=3, lw=1.4, label=title)
+    ax.axhline(uniform, color="grey", ls="--", lw=1, label="uniform")
+    ax.set(xlabel="distance of the key from the query", ylabel="mean attention weight")
+    ax.legend()
+    return fig
+
+
+def against_labels(table: pd.DataFrame, *, columns: dict[str, tuple[str, str]]) -> Figure:
+    """Accuracy against the number of labels: every seed as a dot, the mean as a line.
+
+    Args:
+        table: with columns ``n_labels`` and ``arm``.
+        columns: by legend entry, (arm, column of the table).
+    """
+    use_style()
+    fig, ax = plt.subplots(figsize=(7, 4))
+    styles = {"SPT": ("#0072B2", "-", "o"), "scratch": ("#D55E00", "-", "s")}
+    for i, (title, (arm, column)) in enumerate(columns.items()):
+        colour, line, marker = styles[arm]
+        if i > 1:
+            line, marker = "--", "^"
+        rows = table[table["arm"] == arm]
+        means = rows.groupby("n_labels")[column].mean()
+        ax.plot(means.index, means.values, color=colour, ls=line, lw=2, label=title)
+        ax.scatter(rows["n_labels"] * (1 + 0.02 * (i - 1)), rows[column], color=colour, s=22,
+                   alpha=0.6, marker=marker)
+    ax.set(xscale="log", xlabel="labelled training images", ylabel="test accuracy")
+    ticks = sorted(table["n_labels"].unique())
+    ax.set_xticks(ticks, [str(t) for t in ticks])
+    ax.minorticks_off()
+    ax.legend()
+    return fig

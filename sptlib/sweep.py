@@ -1,0 +1,145 @@
+"""Many Runs at once: a graph in which each distinct pretraining is one node, on Dask.
+
+By default a local cluster with one single-threaded process per core (small models run slower with
+more threads), bound to this machine only; the address of any other Dask scheduler does the same
+elsewhere.
+"""
+
+import os
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from tqdm import tqdm
+
+from sptlib.config import Pretraining, Run, from_dict, key, to_dict
+from sptlib.errors import ConfigError, SptError
+from sptlib.execute import Where, compute
+from sptlib.store import Entry, Store
+
+
+class SweepError(SptError):
+    """Some Runs of a sweep failed; the others are stored.
+
+    Attributes:
+        failed: the error message by key of the Run.
+    """
+
+    def __init__(self, failed: dict[str, str]):
+        super().__init__(failed)
+        self.failed = failed
+
+    def __str__(self) -> str:
+        rows = "; ".join(f"{name}: {why}" for name, why in self.failed.items())
+        return f"{len(self.failed)} failed, the others are stored: {rows}"
+
+
+def compute_all(runs: Sequence[Run | Pretraining], store: Store, *, scheduler: str = "",
+                workers: int | None = None, device: str = "auto",
+                recompute: bool = False) -> list[Entry]:
+    """The stored results of Runs, in their order; what is missing is computed.
+
+    Args:
+        runs: any number; equal ones, and shared pretrainings, are computed once.
+        store: where results are looked up and kept. Workers must see the same folder.
+        scheduler: address of a Dask scheduler, e.g. ``tcp://host:8786``; "" = this machine.
+        workers: processes on this machine; None = one per core. With 1 everything runs in this
+            process, without Dask.
+        device: as in `Where`.
+        recompute: compute everything anew and replace it.
+
+    Raises:
+        SweepError: after all others are done, if some Runs failed.
+    """
+    by_key = {key(run): run for run in runs}
+    missing = {k: r for k, r in by_key.items() if recompute or store.find(k) is None}
+    if missing:
+        store.work_root()  # a store that cannot be written says so before any process is started
+        workers = workers or len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") \
+            else workers or os.cpu_count()
+        where = Where(device=device)
+        where.torch_device()
+        if scheduler or (workers > 1 and len(missing) > 1):
+            failed = _on_dask(missing, store, where, scheduler, workers, recompute)
+        else:
+            failed = _here(missing, store, where, recompute)
+        if failed:
+            raise SweepError(failed)
+    return [Entry(store.path / key(run)) for run in runs]
+
+
+def _here(missing: dict, store: Store, where: Where, recompute: bool) -> dict[str, str]:
+    failed = {}
+    if recompute:  # as on Dask: each shared pretraining, too, once
+        shared = [run.pretraining for run in missing.values()
+                  if isinstance(run, Run) and run.pretrain is not None]
+        missing = {key(spec): spec for spec in shared} | missing
+    for name, run in _progress(missing.items(), len(missing)):
+        try:
+            compute(run, store, where, recompute)
+        except SptError as error:
+            failed[name] = str(error)
+    return failed
+
+
+def _on_dask(missing: dict, store: Store, where: Where, scheduler: str, workers: int,
+             recompute: bool) -> dict[str, str]:
+    try:
+        from distributed import Client, LocalCluster, as_completed
+    except ImportError as error:
+        raise ConfigError("several processes need Dask: pip install 'sptlib[cluster]', "
+                          "or use --workers 1") from error
+    options = {"store": str(Path(store.path).resolve()), "device": where.device,
+               "recompute": recompute}
+    cluster = None
+    if not scheduler:
+        cluster = LocalCluster(n_workers=min(workers, len(missing)), threads_per_worker=1,
+                               processes=True, host="127.0.0.1", dashboard_address=None,
+                               silence_logs=50)
+    try:
+        with Client(cluster or scheduler, timeout="20s") as client:
+            tag = f"{time.time_ns()}"  # Dask must not serve an earlier sweep's outcome
+            first = {}
+            for run in missing.values():
+                shared = run.pretraining if isinstance(run, Run) else None
+                if shared is not None and (recompute or store.get(shared) is None):
+                    name = key(shared)
+                    if name not in first:
+                        first[name] = client.submit(_work, to_dict(shared), options, None,
+                                                    key=f"{name}-{tag}", priority=1)
+            futures = {}
+            for name, run in missing.items():
+                shared = run.pretraining if isinstance(run, Run) else None
+                after = first.get(key(shared)) if shared is not None else None
+                future = client.submit(_work, to_dict(run), options, after, key=f"{name}-{tag}")
+                futures[future] = name
+            failed = {}
+            for future in _progress(as_completed(futures), len(futures)):
+                error = future.exception() or future.result()
+                if error:
+                    failed[futures[future]] = str(error)
+            return failed
+    except (OSError, TimeoutError) as error:
+        raise ConfigError(f"no Dask scheduler answers at {scheduler!r}: {error}") from error
+    finally:
+        if cluster is not None:
+            cluster.close()
+
+
+def _work(fields: dict, options: dict, after: str | None) -> str:
+    """One node of the graph, on a worker: returns "" or why it failed."""
+    if after:
+        return f"its pretraining failed: {after}"
+    # a Run never recomputes its pretraining: that is a node of its own
+    try:
+        compute(from_dict(fields), Store(options["store"]), Where(device=options["device"]),
+                options["recompute"])
+    except SptError as error:
+        return str(error)
+    return ""
+
+
+def _progress(items: Iterable, total: int) -> Iterable:
+    """Progress on stderr, with the estimated end; one line a second at most."""
+    return tqdm(items, total=total, desc="runs", unit="run", file=sys.stderr, mininterval=1.0)

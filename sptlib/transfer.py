@@ -1,0 +1,61 @@
+"""Parameter groups: which weights come from a pretrained model, and which ones labels may change.
+
+Groups: embed (token or pixel embedding, mask embedding, learned positions), qk (W_Q, W_K), vo (W_V,
+W_O), mlp, norm (every LayerNorm), head (classifier); qkvo = qk + vo, all = everything but the head.
+The reconstruction head belongs to no group: it ends with pretraining.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from sptlib.config import expand_groups
+
+_OWNERS = {"embed": "embed", "position": "embed", "norm": "norm", "classifier": "head",
+           "reconstructor": "reconstructor"}
+_IN_BLOCK = {"norm1": "norm", "norm2": "norm", "mlp": "mlp"}
+_IN_ATTENTION = {"q": "qk", "k": "qk", "v": "vo", "o": "vo"}
+
+
+def group_of(name: str) -> str:
+    """The group of a parameter, by its name in `Transformer.named_parameters()`."""
+    parts = name.split(".")
+    if parts[0] != "blocks":
+        return _OWNERS[parts[0]]
+    return _IN_ATTENTION[parts[3]] if parts[2] == "attention" else _IN_BLOCK[parts[2]]
+
+
+def copy_groups(model: nn.Module, source: Mapping[str, Tensor],
+                groups: tuple[str, ...]) -> dict[str, list[str]]:
+    """Copy the parameters of some groups from a checkpoint into a model.
+
+    Args:
+        model: changed in place.
+        source: tensors by parameter name.
+        groups: names or aliases; unknown ones raise `ConfigError`.
+
+    Returns:
+        ``{"copied": [...], "reinitialised": [...]}``: names of wanted parameters that were copied,
+        and of those whose shape did not fit or that the checkpoint lacks: they keep their random
+        start.
+    """
+    wanted = expand_groups(groups)
+    report: dict[str, list[str]] = {"copied": [], "reinitialised": []}
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if group_of(name) not in wanted:
+                continue
+            fits = name in source and source[name].shape == parameter.shape
+            if fits:
+                parameter.copy_(source[name])
+            report["copied" if fits else "reinitialised"].append(name)
+    return report
+
+
+def freeze_groups(model: nn.Module, groups: tuple[str, ...]) -> list[str]:
+    """Exclude groups from training; returns the names of the frozen parameters."""
+    frozen = [name for name, _ in model.named_parameters() if group_of(name) in expand_groups(groups)]
+    for name in frozen:
+        model.get_parameter(name).requires_grad_(False)
+    return frozen
