@@ -2,7 +2,7 @@
 # Variables: PRESET, SEEDS, STORE (book), ARGS (test), UPGRADE (lock), PYTHON (which interpreter).
 
 .DEFAULT_GOAL := help
-.PHONY: help book test bench lint notebooks lock clean
+.PHONY: help book test bench lint notebooks lock clean broken
 
 PRESET ?= classroom
 VENV := .venv
@@ -12,6 +12,8 @@ BIN := $(VENV)/bin
 # changes. Contents count, not dates, so that a cached venv or another branch is recognised.
 KEY := $(shell { pwd; cat requirements.lock pyproject.toml; } | cksum | cut -d' ' -f1)
 READY := $(VENV)/.installed-$(KEY)
+
+WORKS := $(shell $(BIN)/python -c 'print("yes")' 2>/dev/null)
 
 # Notebooks must start this venv's interpreter, not one that the user registered with Jupyter.
 export JUPYTER_PREFER_ENV_PATH := 1
@@ -52,7 +54,7 @@ notebooks: $(READY) ## bring notebooks/*.ipynb and their .md twins in step
 lock: $(READY) ## write requirements.lock from the venv; UPGRADE=1 takes the newest versions first
 	@$(BIN)/python -m pip install --no-build-isolation -e '.[book,llm,cluster,test]' \
 		$(if $(UPGRADE),--upgrade --upgrade-strategy eager)
-	@$(BIN)/python -m pip freeze --all --exclude-editable --exclude pip --exclude wheel \
+	@$(BIN)/python -m pip freeze --all --exclude-editable --exclude pip \
 		> $(VENV)/freeze.txt
 	@{ sed -n '/^#/p' requirements.lock; \
 		{ grep ';' requirements.lock || true; \
@@ -67,7 +69,7 @@ clean: ## remove the built book and caches; keeps the run store and the venv
 	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 
 # A venv of another place or without a working interpreter is replaced.
-$(READY):
+$(READY): $(if $(WORKS),,broken)
 	@python=; for name in $(or $(PYTHON),python3 python3.14 python3.13 python3.12 python3.11); do \
 		if "$$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; \
 		then python=$$name; break; fi; \

@@ -43,8 +43,14 @@ class Checkpoint:
         by_steps = bool(self.every_steps) and step % self.every_steps == 0
         return by_steps or time.monotonic() - self._saved_at >= self.every_seconds
 
-    def save(self, state, model: nn.Module, optimizer: optim.Optimizer,
-             trainable: list[tuple[str, nn.Parameter]], best: dict[str, Tensor]) -> None:
+    def save(
+        self,
+        state,
+        model: nn.Module,
+        optimizer: optim.Optimizer,
+        trainable: list[tuple[str, nn.Parameter]],
+        best: dict[str, Tensor],
+    ) -> None:
         """Write everything that the rest of the training depends on."""
         tensors = {f"model/{k}": v for k, v in model.state_dict().items()}
         tensors |= {f"best/{k}": v for k, v in best.items()}
@@ -52,13 +58,21 @@ class Checkpoint:
             for moment, value in optimizer.state.get(parameter, {}).items():
                 tensors[f"{moment}/{name}"] = value
         temporary = self.path.with_suffix(".tmp")
-        save_file({k: v.contiguous() for k, v in tensors.items()}, temporary,
-                  metadata={"state": json.dumps(dataclasses.asdict(state))})
+        save_file(
+            {k: v.contiguous() for k, v in tensors.items()},
+            temporary,
+            metadata={"state": json.dumps(dataclasses.asdict(state))},
+        )
         os.replace(temporary, self.path)
         self._saved_at = time.monotonic()
 
-    def load(self, state_class: type, model: nn.Module, optimizer: optim.Optimizer,
-             trainable: list[tuple[str, nn.Parameter]]) -> tuple:
+    def load(
+        self,
+        state_class: type,
+        model: nn.Module,
+        optimizer: optim.Optimizer,
+        trainable: list[tuple[str, nn.Parameter]],
+    ) -> tuple:
         """Put model and optimiser back; returns the state and the best weights so far."""
         with safe_open(self.path, "pt") as file:
             state = state_class(**json.loads(file.metadata()["state"]))
@@ -67,8 +81,11 @@ class Checkpoint:
         tensors = {k: v.to(device) for k, v in tensors.items()}
 
         def part(prefix: str) -> dict[str, Tensor]:
-            return {k.removeprefix(f"{prefix}/"): v for k, v in tensors.items()
-                    if k.startswith(f"{prefix}/")}
+            return {
+                k.removeprefix(f"{prefix}/"): v
+                for k, v in tensors.items()
+                if k.startswith(f"{prefix}/")
+            }
 
         model.load_state_dict(part("model"))
         moments = {m: part(m) for m in MOMENTS}

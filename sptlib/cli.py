@@ -20,9 +20,15 @@ class Group(click.Group):
     def invoke(self, ctx: click.Context):
         try:
             return super().invoke(ctx)
-        except SptError as error:
-            if ctx.find_root().params.get("debug"):
-                raise
+        except click.UsageError as error:
+            path = (error.ctx or ctx).command_path.removeprefix(ctx.find_root().command_path)
+            click.echo(
+                f"sptlib: {error.format_message()} (`sptlib{path} -h` shows the usage)", err=True
+            )
+            ctx.exit(error.exit_code)
+        except (SptError, OSError) as error:
+            if ctx.find_root().params.get("debug") or isinstance(error, BrokenPipeError):
+                raise  # a closed pipe is click's business
             click.echo(f"sptlib: {error}", err=True)
             ctx.exit(1)
 
@@ -34,13 +40,24 @@ def main(debug: bool) -> None:
     """Self-pretraining for sequence classification."""
 
 
-_store = click.option("--store", default=None, metavar="FOLDER",
-                      help="Run store; default: $SPTLIB_STORE, else results/store of the checkout.")
-_preset = click.option("--preset", default="classroom", show_default=True,
-                       help="smoke, classroom, study or paper.")
-_seeds = click.option("--seeds", type=click.IntRange(min=1), default=None,
-                      help="Seeds 0 … N−1; default: the preset's number.")
-_device = click.option("--device", default="auto", show_default=True, help="cpu, cuda, cuda:1, auto.")
+_store = click.option(
+    "--store",
+    default=None,
+    metavar="FOLDER",
+    help="Run store; default: $SPTLIB_STORE, else results/store of the checkout.",
+)
+_preset = click.option(
+    "--preset", default="classroom", show_default=True, help="smoke, classroom, study or paper."
+)
+_seeds = click.option(
+    "--seeds",
+    type=click.IntRange(min=1),
+    default=None,
+    help="Seeds 0 … N−1; default: the preset's number.",
+)
+_device = click.option(
+    "--device", default="auto", show_default=True, help="cpu, cuda, cuda:1, auto."
+)
 _recompute = click.option("--recompute", is_flag=True, help="Compute anew, even if it is stored.")
 
 
@@ -49,20 +66,45 @@ _recompute = click.option("--recompute", is_flag=True, help="Compute anew, even 
 @_preset
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
 @click.option("--scratch", is_flag=True, help="Leave the pretraining out.")
-@click.option("--transfer", default=None, metavar="GROUPS",
-              help="What the pretraining passes on: embed, qk, vo, qkvo, mlp, norm, all; "
-                   "several with commas.")
+@click.option(
+    "--transfer",
+    default=None,
+    metavar="GROUPS",
+    help="What the pretraining passes on: embed, qk, vo, qkvo, mlp, norm, all; "
+    "several with commas.",
+)
 @click.option("--freeze", default=None, metavar="GROUPS", help="What labels do not change.")
-@click.option("--set", "changes", multiple=True, metavar="FIELD=VALUE",
-              help="Any field of the Run, e.g. --set finetune.lr=1e-3. Wins over the preset.")
+@click.option(
+    "--set",
+    "changes",
+    multiple=True,
+    metavar="FIELD=VALUE",
+    help="Any field of the Run, e.g. --set finetune.lr=1e-3. Wins over the preset.",
+)
 @_store
 @_device
 @click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True)
-@click.option("--checkpoint-steps", type=click.IntRange(min=0), default=0,
-              help="Save an unfinished training after every N steps, besides every 20 seconds.")
+@click.option(
+    "--checkpoint-steps",
+    type=click.IntRange(min=0),
+    default=0,
+    help="Save an unfinished training after every N steps, besides every 20 seconds.",
+)
 @_recompute
-def train(task, preset, seed, scratch, transfer, freeze, changes, store, device, threads,
-          checkpoint_steps, recompute) -> None:
+def train(
+    task,
+    preset,
+    seed,
+    scratch,
+    transfer,
+    freeze,
+    changes,
+    store,
+    device,
+    threads,
+    checkpoint_steps,
+    recompute,
+) -> None:
     """Train one Run: pretraining (shared if it is stored), transfer, labels."""
     from sptlib import presets
     from sptlib.config import override
@@ -77,12 +119,15 @@ def train(task, preset, seed, scratch, transfer, freeze, changes, store, device,
             wanted[name] = tuple(g for g in groups.split(",") if g)
     wanted |= dict(_assignment(change) for change in changes)
     run = override(presets.get(preset, task), wanted)
-    where = Where(device, threads, checkpoint_steps=checkpoint_steps, progress=_Bar())
-    entry = compute(run, Store(store), where, recompute)
+    with _Bar() as bar:
+        where = Where(device, threads, checkpoint_steps=checkpoint_steps, progress=bar)
+        entry = compute(run, Store(store), where, recompute)
     result = entry.result
-    click.echo(f"test accuracy {result['test_accuracy']:.4f} at the best validation accuracy "
-               f"{result['val_accuracy']:.4f} (step {result['best_step']} of {result['steps']}); "
-               f"training loss at the end {result['train_loss']:.4f}")
+    click.echo(
+        f"test accuracy {result['test_accuracy']:.4f} at the best validation accuracy "
+        f"{result['val_accuracy']:.4f} (step {result['best_step']} of {result['steps']}); "
+        f"training loss at the end {result['train_loss']:.4f}"
+    )
     if result["reinitialised"]:
         click.echo(f"did not fit and started at random: {', '.join(result['reinitialised'])}")
     click.echo(f"stored in {entry.path}")
@@ -94,16 +139,22 @@ class _Bar:
     def __init__(self):
         self.bar, self.stage = None, ""
 
+    def __enter__(self) -> "_Bar":
+        return self
+
+    def __exit__(self, *error: object) -> None:  # so that an error starts on a line of its own
+        if self.bar is not None:
+            self.bar.close()
+
     def __call__(self, stage: str, step: int, n_steps: int, loss: float) -> None:
         from tqdm import tqdm
 
         if stage != self.stage:
+            self.__exit__()
             self.stage = stage
             self.bar = tqdm(total=n_steps, desc=stage, unit="step", file=sys.stderr)
         self.bar.set_postfix_str(f"loss {loss:.4f}", refresh=False)
         self.bar.update(step - self.bar.n)
-        if step == n_steps:
-            self.bar.close()
 
 
 def _assignment(text: str) -> tuple[str, object]:
@@ -131,13 +182,23 @@ def _value(text: str):
 
 @main.command()
 @click.argument("notebooks", nargs=-1, required=True, metavar="NN...")
-@click.option("-p", "--parameter", "given", type=(str, str), multiple=True, metavar="NAME VALUE",
-              help="Set a parameter of the notebook; may be repeated.")
+@click.option(
+    "-p",
+    "--parameter",
+    "given",
+    type=(str, str),
+    multiple=True,
+    metavar="NAME VALUE",
+    help="Set a parameter of the notebook; may be repeated.",
+)
 @click.option("--preset", default=None, help="Short for -p preset NAME.")
 @click.option("--seeds", default=None, type=int, help="Short for -p seeds N.")
 @_store
-@click.option("--if-changed", is_flag=True,
-              help="Skip what was executed before with the same code and parameters.")
+@click.option(
+    "--if-changed",
+    is_flag=True,
+    help="Skip what was executed before with the same code and parameters.",
+)
 def run(notebooks, given, preset, seeds, store, if_changed) -> None:
     """Execute notebooks by number or name, or `all`, into results/notebooks/."""
     from sptlib import notebooks as nb
@@ -157,39 +218,43 @@ def run(notebooks, given, preset, seeds, store, if_changed) -> None:
 @click.argument("experiment")
 @_preset
 @_seeds
-@click.option("--tune", is_flag=True,
-              help="Search the rates instead: the preset's grid on seeds from 100 on; the table "
-                   "lands in data/tuning/.")
+@click.option(
+    "--tune",
+    is_flag=True,
+    help="Search the rates instead: the preset's grid on seeds from 100 on; the table "
+    "lands in data/tuning/.",
+)
 @click.option("--scheduler", default="", help="Address of a Dask scheduler; default: this machine.")
-@click.option("--workers", type=click.IntRange(min=1), default=None,
-              help="Processes on this machine; default: one per core.")
+@click.option(
+    "--workers",
+    type=click.IntRange(min=1),
+    default=None,
+    help="Processes on this machine; default: one per core.",
+)
 @_store
 @_device
 @_recompute
 def sweep(experiment, preset, seeds, tune, scheduler, workers, store, device, recompute) -> None:
     """Compute all Runs of an experiment that are not stored yet."""
-    from sptlib import experiments, presets
+    from sptlib import experiments, presets, tuning
+    from sptlib.experiments import base
     from sptlib.notebooks import root
     from sptlib.store import Store
     from sptlib.sweep import compute_all
 
     module = experiments.get(experiment)
-    seeds = seeds or presets.n_seeds(preset)
-    if tune:
-        from sptlib import tuning
-        runs = tuning.runs(module, preset)
-    else:
-        runs = module.runs(preset, seeds)
+    presets.check(preset)
     place = Store(store)
-    entries = compute_all(runs, place, scheduler=scheduler, workers=workers, device=device,
-                          recompute=recompute)
+    options = {"scheduler": scheduler, "workers": workers, "device": device, "recompute": recompute}
     if tune:
+        entries = compute_all(tuning.runs(module, preset), place, **options)
         path = tuning.write(module, preset, entries, root())
-        click.echo(f"{len(entries)} Runs; the table is {path}")
+        click.echo(f"{len(entries)} trainings; the table is {path}")
     else:
-        click.echo(module.table(entries).groupby(module.GROUP_BY)["test_accuracy"]
-                   .agg(["mean", "min", "max", "count"]).round(4).to_string())
-        click.echo(f"{len(entries)} Runs stored in {place.path}")
+        results = base.collect(module.cases(preset, seeds or 0), place, **options)
+        cells = module.table(results).groupby(module.GROUP_BY, sort=False)["test_accuracy"]
+        click.echo(cells.agg(["mean", "min", "max", "count"]).round(4).to_string())
+        click.echo(f"{len(results)} Runs stored in {place.path}")
 
 
 @main.group()
@@ -218,8 +283,10 @@ def runs_ls(store) -> None:
             what = f"{start}{freeze}  test accuracy {result['test_accuracy']:.4f}"
         else:
             what = f"pretraining  validation loss {result['val_loss']:.4f}"
-        click.echo(f"{entry.key}  {spec.task.name}  seed {spec.seed}  {what}  "
-                   f"{entry.environment['seconds']:.1f} s")
+        click.echo(
+            f"{entry.key}  {spec.task.name}  seed {spec.seed}  {what}  "
+            f"{entry.environment['seconds']:.1f} s"
+        )
     click.echo(f"{n} results in {place.path}")
 
 
@@ -256,8 +323,10 @@ def runs_verify(repair, store) -> None:
     if repair:
         for name in damaged:
             place.remove(name)
-    click.echo(f"{n} results in {place.path}, {len(damaged)} damaged"
-               + (" and removed" if repair and damaged else ""))
+    click.echo(
+        f"{n} results in {place.path}, {len(damaged)} damaged"
+        + (" and removed" if repair and damaged else "")
+    )
     if damaged and not repair:
         sys.exit(1)
 

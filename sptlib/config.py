@@ -16,7 +16,7 @@ from sptlib import tasks
 from sptlib.errors import ConfigError, unknown
 from sptlib.tasks.base import STRICT, NonNegativeInt, PositiveInt
 
-#: Version of the arithmetic. Bump it whenever a golden-loss test changes: it is part of every key,
+#: Version of the arithmetic. Bump it whenever a golden-loss test changes; it is part of every key,
 #: so results of an older trainer are then not served any more.
 NUMERICS = 1
 #: Version of the layout of `Run`; part of every key.
@@ -46,13 +46,14 @@ class ModelConfig:
 
     Attributes:
         width: D, features per position.
-        n_layers, n_heads: layers, and attention heads per layer; n_heads divides width.
+        n_layers: layers.
+        n_heads: attention heads per layer; they divide width.
         mlp_ratio: hidden units of the MLP as a multiple of width.
         positions: how order enters: sinusoidal (added), learned (added), rope (rotates queries
             and keys), alibi (biases scores), none.
         pooling: over positions before the classification head.
-        init: initial weights: "normal" (every Linear from N(0, 0.02²) with zero bias, as in BERT and
-            GPT-2) or "torch" (each PyTorch module's own default).
+        init: initial weights: "normal" (weights and embeddings from N(0, 0.02²), biases zero, as in
+            BERT and GPT-2) or "torch" (each PyTorch module's own default).
         head_hidden: classification head Linear-ReLU-Linear instead of Linear.
         dropout: on the output of attention and MLP, while training.
         max_len: longest sequence; 0 = the task's length.
@@ -74,8 +75,9 @@ class ModelConfig:
         if self.width % self.n_heads:
             raise ValueError(f"n_heads={self.n_heads} does not divide width={self.width}")
         if self.positions == "rope" and (self.width // self.n_heads) % 2:
-            raise ValueError("rope needs an even width per head, "
-                             f"found {self.width} / {self.n_heads}")
+            raise ValueError(
+                f"rope needs an even width per head, found {self.width} / {self.n_heads}"
+            )
         if int(self.width * self.mlp_ratio) < 1:
             raise ValueError(f"mlp_ratio={self.mlp_ratio} leaves no hidden unit")
         return self
@@ -116,12 +118,14 @@ class PretrainConfig(TrainConfig):
         mask_ratio: share of positions that are hidden, in (0, 1).
         mask: token (each position by itself) or span (runs of ``span_length``).
         task: pretrain on this task's inputs instead of the Run's own.
+        labelled_only: reconstruct the labelled training inputs only, instead of all.
     """
 
     mask_ratio: Annotated[float, Field(gt=0, lt=1)] = 0.15
     mask: Literal["token", "span"] = "token"
     span_length: PositiveInt = 3
     task: tasks.Task | None = None
+    labelled_only: bool = False
 
 
 @validated(frozen=True, kw_only=True, config=STRICT)
@@ -188,12 +192,18 @@ class Run:
         """
         if self.pretrain is None:
             return None
-        task = dataclasses.replace(self.pretrain.task or self.task, n_labels=0)
+        task = self.pretrain.task or self.task
+        if not self.pretrain.labelled_only:
+            task = dataclasses.replace(task, n_labels=0)
         model = dataclasses.replace(self.model, pooling="mean", head_hidden=False)
         if self.pretrain.task is not None:
             model = dataclasses.replace(model, max_len=0)
-        return Pretraining(task=task, model=model, seed=self.seed,
-                           pretrain=dataclasses.replace(self.pretrain, task=None))
+        return Pretraining(
+            task=task,
+            model=model,
+            seed=self.seed,
+            pretrain=dataclasses.replace(self.pretrain, task=None),
+        )
 
 
 _KINDS = {Run: "run", Pretraining: "pretraining"}
@@ -202,8 +212,12 @@ _ADAPTERS = {kind: TypeAdapter(cls) for cls, kind in _KINDS.items()}
 
 def to_dict(spec: Run | Pretraining) -> dict[str, Any]:
     """The configuration as plain JSON values, every default spelled out."""
-    return {"kind": _KINDS[type(spec)], "schema": SCHEMA, "numerics": NUMERICS,
-            **_ADAPTERS[_KINDS[type(spec)]].dump_python(spec, mode="json")}
+    return {
+        "kind": _KINDS[type(spec)],
+        "schema": SCHEMA,
+        "numerics": NUMERICS,
+        **_ADAPTERS[_KINDS[type(spec)]].dump_python(spec, mode="json"),
+    }
 
 
 def from_dict(fields: dict[str, Any]) -> Run | Pretraining:
@@ -218,8 +232,10 @@ def from_dict(fields: dict[str, Any]) -> Run | Pretraining:
     if not isinstance(kind, str) or kind not in _ADAPTERS:
         raise unknown("kind of configuration", kind, _ADAPTERS)
     if schema != SCHEMA:
-        raise ConfigError(f"configuration of schema {schema}, but this sptlib reads {SCHEMA}; "
-                          "compute it anew with this version")
+        raise ConfigError(
+            f"configuration of schema {schema}, but this sptlib reads {SCHEMA}; "
+            "compute it anew with this version"
+        )
     task = fields.get("task")
     if isinstance(task, dict) and "name" in task:
         tasks.config_class(task["name"])  # a wrong name gets a suggestion instead of a union error
@@ -236,8 +252,11 @@ def explain(error: ValidationError) -> ConfigError:
         where = ".".join(str(part) for part in item["loc"] if part not in tasks.CONFIGS)
         found = item["input"]
         message = item["msg"].removeprefix("Value error, ")
-        shown = "" if isinstance(found, dict) or dataclasses.is_dataclass(found) else \
-            f" (found {found!r})"
+        shown = (
+            ""
+            if isinstance(found, dict) or dataclasses.is_dataclass(found)
+            else f" (found {found!r})"
+        )
         lines.append(f"{where + ': ' if where else ''}{message}{shown}")
     return ConfigError("; ".join(lines))
 
@@ -259,8 +278,11 @@ def override(run: Run, changes: dict[str, Any]) -> Run:
         node, parts = fields, dotted.split(".")
         for depth, part in enumerate(parts):
             if not isinstance(node, dict) or part not in node:
-                known = [".".join([*parts[:depth], k]) for k in node] if isinstance(node, dict) \
+                known = (
+                    [".".join([*parts[:depth], k]) for k in node]
+                    if isinstance(node, dict)
                     else ["a field of it; it is empty here"]
+                )
                 raise unknown("field", dotted, known)
             if depth < len(parts) - 1:
                 node = node[part]
@@ -275,7 +297,7 @@ def key(spec: Run | Pretraining) -> str:
     machine, in every process and Python version.
     """
     fields = to_dict(spec)
-    fields["data"] = tasks.load(spec.task, spec.seed).fingerprint
+    fields["data"] = tasks.fingerprint(spec.task, spec.seed)
     if isinstance(spec, Run) and spec.pretrain is not None:
         fields["pretraining"] = key(spec.pretraining)
     text = json.dumps(fields, sort_keys=True, separators=(",", ":"), allow_nan=False)

@@ -30,7 +30,8 @@ class Where:
     Attributes:
         device: "cpu", "cuda", "cuda:1", ...; "auto" = a GPU if there is one.
         threads: CPU threads; small models run fastest with one, processes side by side.
-        checkpoint_seconds, checkpoint_steps: how often an unfinished training is saved.
+        checkpoint_seconds: how often an unfinished training is saved.
+        checkpoint_steps: the same in steps, besides; 0 = by time only.
         progress: called as ``progress(stage, step, n_steps, loss)``.
     """
 
@@ -50,13 +51,16 @@ class Where:
         except RuntimeError as error:
             raise ConfigError(f"unknown device {name!r}; try cpu, cuda or cuda:1") from error
         if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-            raise ConfigError(f"device {name!r} is not there: PyTorch sees "
-                              f"{torch.cuda.device_count()} CUDA devices; try --device cpu")
+            raise ConfigError(
+                f"device {name!r} is not there: PyTorch sees "
+                f"{torch.cuda.device_count()} CUDA devices; try --device cpu"
+            )
         return device
 
 
-def compute(spec: Run | Pretraining, store: Store, where: Where | None = None,
-            recompute: bool = False) -> Entry:
+def compute(
+    spec: Run | Pretraining, store: Store, where: Where | None = None, recompute: bool = False
+) -> Entry:
     """The stored result of a configuration; computed now if it is not there yet.
 
     Args:
@@ -87,10 +91,10 @@ def _train(spec: Run | Pretraining, store: Store, where: Where, recompute: bool)
     data = tasks.load(spec.task, spec.seed)
     if device.type != "cpu":
         data = data.to(device)
-    started = time.monotonic()
     work = store.work_folder(spec)
-    checkpoint = Checkpoint(work / "checkpoint.safetensors", where.checkpoint_seconds,
-                            where.checkpoint_steps)
+    checkpoint = Checkpoint(
+        work / "checkpoint.safetensors", where.checkpoint_seconds, where.checkpoint_steps
+    )
     stage = "finetune" if isinstance(spec, Run) else "pretrain"
 
     def progress(step: int, n_steps: int, loss: float) -> None:
@@ -102,17 +106,23 @@ def _train(spec: Run | Pretraining, store: Store, where: Where, recompute: bool)
             weights = None
             if spec.pretrain is not None:
                 weights = _pretrained(spec.pretraining, store, where, recompute)
+            started = time.monotonic()  # the pretraining has an entry, and a time, of its own
             trained = finetune(spec, data, weights, checkpoint, progress)
         else:
+            started = time.monotonic()
             trained = pretrain(spec, data, checkpoint, progress)
     except DivergedError as error:
         store.fail(spec, error.log, str(error))
         checkpoint.remove()
         raise
     seconds = time.monotonic() - started
-    entry = store.put(spec, metrics=trained.metrics, result=trained.result,
-                      model=trained.model.state_dict(),
-                      environment=environment(device, where.threads, seconds))
+    entry = store.put(
+        spec,
+        metrics=trained.metrics,
+        result=trained.result,
+        model=trained.model.state_dict(),
+        environment=environment(device, where.threads, seconds),
+    )
     for file in work.iterdir():
         file.unlink()
     work.rmdir()
@@ -148,17 +158,29 @@ def environment(device: torch.device, threads: int, seconds: float) -> dict:
         except metadata.PackageNotFoundError:
             versions[package] = "not installed"
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor()
-    return {"python": platform.python_version(), "platform": platform.system(),
-            "machine": platform.machine(), "device": device.type, "device_name": name,
-            "threads": threads, "cpu_count": os.cpu_count(), "versions": versions,
-            "commit": commit(), "seconds": round(seconds, 3)}
+    return {
+        "python": platform.python_version(),
+        "platform": platform.system(),
+        "machine": platform.machine(),
+        "device": device.type,
+        "device_name": name,
+        "threads": threads,
+        "cpu_count": os.cpu_count(),
+        "versions": versions,
+        "commit": commit(),
+        "seconds": round(seconds, 3),
+    }
 
 
 def commit() -> str:
     """The commit of the checkout that the library is run from, or ""."""
     try:
-        done = subprocess.run(["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"],
-                              capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
     except OSError:  # no git on this machine
         return ""
     return done.stdout.strip()

@@ -12,8 +12,9 @@ from sptlib.config import PretrainConfig
 from sptlib.model import keep_mask
 
 
-def hide(config: PretrainConfig, x_BT: Tensor, length_B: Tensor | None,
-         g: torch.Generator) -> Tensor:
+def hide(
+    config: PretrainConfig, x_BT: Tensor, length_B: Tensor | None, g: torch.Generator
+) -> Tensor:
     """Choose the positions to hide.
 
     Args:

@@ -98,13 +98,21 @@ class Transformer(nn.Module):
         config: sizes and options.
         kind: "tokens" or "pixels".
         vocab_size: V, for tokens; the mask embedding is row V of the table.
-        n_classes: C.
+        n_classes: C, for the classification head.
         max_len: longest sequence it accepts.
         scale: pixels are divided by it.
     """
 
-    def __init__(self, config: ModelConfig, *, kind: str, n_classes: int, max_len: int,
-                 vocab_size: int = 0, scale: float = 1.0):
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        kind: str,
+        n_classes: int,
+        max_len: int,
+        vocab_size: int = 0,
+        scale: float = 1.0,
+    ):
         super().__init__()
         self.kind, self.vocab_size, self.max_len, self.scale = kind, vocab_size, max_len, scale
         self.pooling = config.pooling
@@ -122,16 +130,20 @@ class Transformer(nn.Module):
         self.blocks = nn.ModuleList(Block(config, max_len) for _ in range(config.n_layers))
         self.norm = nn.LayerNorm(D)
         self.reconstructor = nn.Linear(D, vocab_size if kind == "tokens" else 1)
-        self.classifier = nn.Linear(D, n_classes) if not config.head_hidden else nn.Sequential(
-            nn.Linear(D, D), nn.ReLU(), nn.Linear(D, n_classes)
+        self.classifier = (
+            nn.Linear(D, n_classes)
+            if not config.head_hidden
+            else nn.Sequential(nn.Linear(D, D), nn.ReLU(), nn.Linear(D, n_classes))
         )
         if config.init == "normal":
             self.apply(init_normal)
 
     def _embed(self, x_BT: Tensor, hidden_BT: Tensor | None) -> Tensor:
         T = x_BT.shape[1]
-        if T > self.max_len:
-            raise ConfigError(f"a sequence of {T} positions is longer than the model's {self.max_len}")
+        if self.max_len < T:
+            raise ConfigError(
+                f"a sequence of {T} positions is longer than the model's {self.max_len}"
+            )
         if self.kind == "tokens":
             x_BT = x_BT.long()
             if hidden_BT is not None:
@@ -143,8 +155,9 @@ class Transformer(nn.Module):
             x_BTD = self.embed(torch.stack([value.masked_fill(flag.bool(), 0.0), flag], dim=-1))
         return x_BTD if self.position is None else x_BTD + self.position[:T]
 
-    def forward(self, x_BT: Tensor, hidden_BT: Tensor | None = None,
-                length_B: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x_BT: Tensor, hidden_BT: Tensor | None = None, length_B: Tensor | None = None
+    ) -> Tensor:
         """Encode: features (B, T, D) after the final LayerNorm.
 
         Args:
@@ -158,7 +171,9 @@ class Transformer(nn.Module):
             x_BTD = block(x_BTD, keep_BT)
         return self.norm(x_BTD)
 
-    def reconstruct(self, x_BT: Tensor, hidden_BT: Tensor, length_B: Tensor | None = None) -> Tensor:
+    def reconstruct(
+        self, x_BT: Tensor, hidden_BT: Tensor, length_B: Tensor | None = None
+    ) -> Tensor:
         """Predict the inputs: logits (B, T, V) for tokens, scaled values (B, T) for pixels."""
         out = self.reconstructor(self(x_BT, hidden_BT, length_B))
         return out if self.kind == "tokens" else out.squeeze(-1)
@@ -169,8 +184,9 @@ class Transformer(nn.Module):
         return self.classifier(pool(h_BTD, keep_mask(x_BT, length_B), self.pooling))
 
     @torch.no_grad()
-    def attention_maps(self, x_BT: Tensor, hidden_BT: Tensor | None = None,
-                       length_B: Tensor | None = None) -> Tensor:
+    def attention_maps(
+        self, x_BT: Tensor, hidden_BT: Tensor | None = None, length_B: Tensor | None = None
+    ) -> Tensor:
         """The attention weights of every layer, (L, B, H, T, T); each row sums to 1."""
         keep_BT = keep_mask(x_BT, length_B)
         x_BTD, maps = self._embed(x_BT, hidden_BT), []
@@ -181,13 +197,10 @@ class Transformer(nn.Module):
 
 
 def init_normal(module: nn.Module) -> None:
-    """BERT's and GPT-2's start for Linear: weights from N(0, 0.02²), biases zero.
-
-    Embeddings keep N(0, 1), the scale of Vaswani et al. (2017, section 3.4), so that tokens are as
-    loud as the sinusoids added to them.
-    """
-    if isinstance(module, nn.Linear):
+    """BERT's and GPT-2's start: weights and embeddings from N(0, 0.02²), biases zero."""
+    if isinstance(module, nn.Linear | nn.Embedding):
         nn.init.normal_(module.weight, std=0.02)
+    if isinstance(module, nn.Linear):
         nn.init.zeros_(module.bias)
 
 
@@ -229,10 +242,17 @@ def build(config: ModelConfig, data: TaskData, *stream: str | int) -> Transforme
         ConfigError: if the data's sequences are longer than ``config.max_len``.
     """
     if 0 < config.max_len < data.max_len:
-        raise ConfigError(f"the task's sequences have {data.max_len} positions, but the model takes "
-                          f"max_len={config.max_len}; raise model.max_len or set it to 0")
+        raise ConfigError(
+            f"the task's sequences have {data.max_len} positions, but the model takes "
+            f"max_len={config.max_len}; raise model.max_len or set it to 0"
+        )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(*stream, "init"))
-        return Transformer(config, kind=data.kind, n_classes=data.n_classes,
-                           max_len=config.max_len or data.max_len, vocab_size=data.vocab_size,
-                           scale=data.scale)
+        return Transformer(
+            config,
+            kind=data.kind,
+            n_classes=data.n_classes,
+            max_len=config.max_len or data.max_len,
+            vocab_size=data.vocab_size,
+            scale=data.scale,
+        )

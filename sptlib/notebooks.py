@@ -60,16 +60,19 @@ def check_parameters(path: Path, given: dict[str, Any]) -> None:
         if name not in known:
             raise unknown(f"parameter of {path.stem}", name, known)
         wanted = known[name]["inferred_type_name"]
-        if wanted in TYPES and (not isinstance(value, TYPES[wanted])
-                                or (isinstance(value, bool) and wanted != "bool")):
+        if wanted in TYPES and (
+            not isinstance(value, TYPES[wanted]) or (isinstance(value, bool) and wanted != "bool")
+        ):
             raise ConfigError(f"parameter {name} of {path.stem} is {wanted}, found {value!r}")
     if "preset" in given:
         presets.check(given["preset"])
     if given.get("task"):
         config_class(given["task"])
     if given.get("seeds", 0) < 0:
-        raise ConfigError(f"parameter seeds must be positive, or 0 for the preset's own number; "
-                          f"found {given['seeds']}")
+        raise ConfigError(
+            f"parameter seeds must be positive, or 0 for the preset's own number; "
+            f"found {given['seeds']}"
+        )
 
 
 def run(path: Path, given: dict[str, Any], *, store: str = "", if_changed: bool = False) -> Path:
@@ -123,11 +126,20 @@ def _execute(path: Path, draft: Path, given: dict[str, Any]) -> None:
         with warnings.catch_warnings():
             # papermill and its clients raise deprecations that only they can mend
             warnings.simplefilter("ignore", DeprecationWarning)
-            papermill.execute_notebook(str(path), str(draft), given, kernel_name=KERNEL,
-                                       cwd=str(root()), stderr_file=sys.stderr)
+            papermill.execute_notebook(
+                str(path),
+                str(draft),
+                given,
+                kernel_name=KERNEL,
+                cwd=str(root()),
+                extra_arguments=["--log-level=ERROR"],
+                stderr_file=sys.stderr,
+            )
     except PapermillExecutionError as error:
-        raise NotebookError(f"{path.stem} failed in cell {error.exec_count}: {error.ename}: "
-                            f"{error.evalue}; the partial notebook is {draft}") from error
+        raise NotebookError(
+            f"{path.stem} failed in cell {error.exec_count}: {error.ename}: "
+            f"{error.evalue}; the partial notebook is {draft}"
+        ) from error
 
 
 def _stamp(path: Path, given: dict[str, Any], store: str) -> str:

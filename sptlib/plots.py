@@ -2,6 +2,7 @@
 that colour-blind readers can tell apart, and every seed shown."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -10,32 +11,59 @@ import seaborn as sns
 from matplotlib.figure import Figure
 from torch import Tensor
 
-#: colour of each arm: Okabe & Ito's palette, in which related arms share a hue
+from sptlib.store import repository_root
+
+#: colour of each arm, from Okabe & Ito's palette, in which related arms share a hue
 ARM_COLOURS = {
     "scratch": "#D55E00",
     "SPT": "#0072B2",
     "QK from SPT": "#56B4E9",
     "MLP from SPT": "#E69F00",
+    "SPT, labelled images only": "#56B4E9",
     "scratch, 10× data": "#CC79A7",
     "scratch, fresh data": "#882255",
-    "scratch, 3× longer": "#999933",
     "scratch, PyTorch's init": "#117733",
     "scratch, RoPE": "#009E73",
 }
 
 
+def save(figure: Figure, name: str) -> Path:
+    """Save a figure as ``results/figures/NAME.png``, for pages that cannot draw it themselves."""
+    folder = (repository_root() or Path.cwd()) / "results" / "figures"
+    folder.mkdir(parents=True, exist_ok=True)
+    figure.savefig(folder / f"{name}.png")
+    plt.close(figure)
+    return folder / f"{name}.png"
+
+
 def use_style() -> None:
     """Set the house style; called by every function here."""
-    sns.set_theme(context="notebook", style="whitegrid", rc={
-        "figure.facecolor": "white", "axes.facecolor": "white", "savefig.facecolor": "white",
-        "figure.dpi": 110, "savefig.dpi": 150, "axes.titlesize": "medium",
-        "legend.frameon": False, "font.size": 10, "figure.constrained_layout.use": True,
-    })
+    sns.set_theme(
+        context="notebook",
+        style="whitegrid",
+        rc={
+            "figure.facecolor": "white",
+            "axes.facecolor": "white",
+            "savefig.facecolor": "white",
+            "figure.dpi": 110,
+            "savefig.dpi": 150,
+            "axes.titlesize": "medium",
+            "legend.frameon": False,
+            "font.size": 10,
+            "figure.constrained_layout.use": True,
+        },
+    )
 
 
-def arms(table: pd.DataFrame, order: Sequence[str], *, value: str = "test_accuracy",
-         chance: float | None = None, label: str = "test accuracy",
-         facet: str = "variant") -> Figure:
+def arms(
+    table: pd.DataFrame,
+    order: Sequence[str],
+    *,
+    value: str = "test_accuracy",
+    chance: float | None = None,
+    label: str = "test accuracy",
+    facet: str = "variant",
+) -> Figure:
     """A value by arm: every seed as a dot, the mean as a line, one panel per facet.
 
     Args:
@@ -49,12 +77,25 @@ def arms(table: pd.DataFrame, order: Sequence[str], *, value: str = "test_accura
     use_style()
     panels = list(dict.fromkeys(table[facet]))
     height = 0.42 * len(order) + 1.2
-    fig, axes = plt.subplots(1, len(panels), figsize=(4.2 * len(panels) + 1, height), sharey=True,
-                             squeeze=False)
+    fig, axes = plt.subplots(
+        1, len(panels), figsize=(4.2 * len(panels) + 1, height), sharey=True, squeeze=False
+    )
     for ax, panel in zip(axes[0], panels, strict=True):
         rows = table[table[facet] == panel]
-        sns.stripplot(rows, x=value, y="arm", order=order, hue="arm", hue_order=order, ax=ax,
-                      palette=ARM_COLOURS, size=7, alpha=0.75, jitter=0.18, legend=False)
+        sns.stripplot(
+            rows,
+            x=value,
+            y="arm",
+            order=order,
+            hue="arm",
+            hue_order=order,
+            ax=ax,
+            palette=ARM_COLOURS,
+            size=7,
+            alpha=0.75,
+            jitter=0.18,
+            legend=False,
+        )
         means = rows.groupby("arm")[value].mean()
         for i, arm in enumerate(order):
             if arm in means.index:
@@ -65,8 +106,15 @@ def arms(table: pd.DataFrame, order: Sequence[str], *, value: str = "test_accura
     return fig
 
 
-def curves(series: dict[str, Sequence[pd.DataFrame]], *, ylabel: str, chance: float | None = None,
-           chance_label: str = "chance", ax: plt.Axes | None = None, title: str = "") -> Figure:
+def curves(
+    series: dict[str, Sequence[pd.DataFrame]],
+    *,
+    ylabel: str,
+    chance: float | None = None,
+    chance_label: str = "chance",
+    ax: plt.Axes | None = None,
+    title: str = "",
+) -> Figure:
     """Training curves: one thin line per seed, one colour per arm.
 
     Args:
@@ -82,8 +130,14 @@ def curves(series: dict[str, Sequence[pd.DataFrame]], *, ylabel: str, chance: fl
         _, ax = plt.subplots(figsize=(7, 3.6))
     for arm, seeds in series.items():
         for i, table in enumerate(seeds):
-            ax.plot(table["step"], table["loss"], color=ARM_COLOURS.get(arm, "black"), lw=1.2,
-                    alpha=0.8, label=arm if i == 0 else None)
+            ax.plot(
+                table["step"],
+                table["loss"],
+                color=ARM_COLOURS.get(arm, "black"),
+                lw=1.2,
+                alpha=0.8,
+                label=arm if i == 0 else None,
+            )
     if chance is not None:
         ax.axhline(chance, color="grey", ls="--", lw=1, label=chance_label)
     ax.set(xlabel="step", ylabel=ylabel, title=title, ylim=(0, None))
@@ -94,8 +148,9 @@ def curves(series: dict[str, Sequence[pd.DataFrame]], *, ylabel: str, chance: fl
 def curve_panels(panels: dict[str, dict[str, Sequence[pd.DataFrame]]], **options) -> Figure:
     """`curves`, one panel beside the other, with a common vertical axis."""
     use_style()
-    fig, axes = plt.subplots(1, len(panels), figsize=(4.4 * len(panels), 3.6), sharey=True,
-                             squeeze=False)
+    fig, axes = plt.subplots(
+        1, len(panels), figsize=(4.4 * len(panels), 3.6), sharey=True, squeeze=False
+    )
     for ax, (title, series) in zip(axes[0], panels.items(), strict=True):
         curves(series, ax=ax, title=title, **options)
     return fig
@@ -120,11 +175,11 @@ def attention_maps(maps: dict[str, Tensor], n_positions: int = 40) -> Figure:
     return fig
 
 
-def by_distance(profiles: dict[str, np.ndarray], uniform: float) -> Figure:
+def by_distance(profiles: dict[str, tuple[list[int], list[float]]], uniform: float) -> Figure:
     """Mean attention against signed distance (key − query).
 
     Args:
-        profiles: by title, (distances, weights) as a (2, n) array.
+        profiles: by title, distances and weights, from `sptlib.analysis.attention`.
         uniform: the weight of uniform attention.
     """
     use_style()
@@ -146,19 +201,56 @@ def against_labels(table: pd.DataFrame, *, columns: dict[str, tuple[str, str]]) 
     """
     use_style()
     fig, ax = plt.subplots(figsize=(7, 4))
-    styles = {"SPT": ("#0072B2", "-", "o"), "scratch": ("#D55E00", "-", "s")}
-    for i, (title, (arm, column)) in enumerate(columns.items()):
-        colour, line, marker = styles[arm]
-        if i > 1:
-            line, marker = "--", "^"
+    seen: set[str] = set()
+    for title, (arm, column) in columns.items():
         rows = table[table["arm"] == arm]
+        again = arm in seen  # the same arm in another sense: same colour, dashed
+        seen.add(arm)
         means = rows.groupby("n_labels")[column].mean()
-        ax.plot(means.index, means.values, color=colour, ls=line, lw=2, label=title)
-        ax.scatter(rows["n_labels"] * (1 + 0.02 * (i - 1)), rows[column], color=colour, s=22,
-                   alpha=0.6, marker=marker)
+        ax.plot(
+            means.index,
+            means.values,
+            color=ARM_COLOURS[arm],
+            lw=2,
+            label=title,
+            ls="--" if again else "-",
+            marker="^" if again else "o",
+            ms=8,
+            mfc="white",
+        )
+        ax.scatter(
+            rows["n_labels"] * (1.04 if again else 1.0),
+            rows[column],
+            s=20,
+            alpha=0.6,
+            color=ARM_COLOURS[arm],
+            marker="^" if again else "o",
+        )
     ax.set(xscale="log", xlabel="labelled training images", ylabel="test accuracy")
     ticks = sorted(table["n_labels"].unique())
     ax.set_xticks(ticks, [str(t) for t in ticks])
     ax.minorticks_off()
     ax.legend()
+    return fig
+
+
+def image_rows(rows: dict[str, tuple[np.ndarray, np.ndarray | None]], side: int) -> Figure:
+    """Rows of small square images, e.g. originals, with hidden pixels, reconstructed.
+
+    Args:
+        rows: by title, (values (n, side²) in [0, 1], hidden (n, side²) bool or None).
+        side: pixels per side.
+    """
+    use_style()
+    n = len(next(iter(rows.values()))[0])
+    fig, axes = plt.subplots(len(rows), n, figsize=(0.72 * n + 0.9, 0.8 * len(rows)), squeeze=False)
+    for line, (title, (values, hidden)) in zip(axes, rows.items(), strict=True):
+        for ax, i in zip(line, range(n), strict=True):
+            shown = np.repeat(1 - values[i].reshape(side, side, 1), 3, axis=2)
+            if hidden is not None:
+                shown[hidden[i].reshape(side, side)] = (0.84, 0.37, 0.0)
+            ax.imshow(shown)
+            ax.set(xticks=[], yticks=[])
+            ax.grid(visible=False)
+        line[0].set_ylabel(title, rotation=0, ha="right", va="center")
     return fig

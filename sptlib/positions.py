@@ -33,7 +33,8 @@ def rotate(x_BHTK: Tensor, cos_TF: Tensor, sin_TF: Tensor) -> Tensor:
 
     Args:
         x_BHTK: queries or keys.
-        cos_TF, sin_TF: from `rope_table`, F = K / 2, cut to T positions.
+        cos_TF: from `rope_table`, F = K / 2, cut to T positions.
+        sin_TF: likewise.
 
     Returns:
         Same shape; scores of rotated queries and keys depend on positions through i − j only.
@@ -44,7 +45,7 @@ def rotate(x_BHTK: Tensor, cos_TF: Tensor, sin_TF: Tensor) -> Tensor:
 
 
 def alibi_bias(n_heads: int, n_positions: int) -> Tensor:
-    """Symmetric ALiBi for encoders: −slope · |i − j|.
+    """Symmetric ALiBi for encoders: ``−slope · |i − j|``.
 
     Slopes are the geometric series of Press et al. (2022), 2^(−8h/H) for head h = 1…H.
 

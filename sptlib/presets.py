@@ -32,9 +32,9 @@ def classroom(task: str) -> Run:
     """Minutes on two CPU cores; every rate was chosen on other seeds (``data/tuning``)."""
     if task == "neighbor":
         return Run(
-            task=NeighborConfig(),
+            task=NeighborConfig(p=0.9),
             model=ModelConfig(width=32, n_layers=1, n_heads=1, mlp_ratio=2.0),
-            pretrain=PretrainConfig(epochs=20.0, lr=5e-3, mask_ratio=0.15),
+            pretrain=PretrainConfig(epochs=32.0, lr=5e-3, mask_ratio=0.3),
             finetune=FinetuneConfig(epochs=16.0, lr=5e-3),
         )
     return Run(
@@ -62,17 +62,23 @@ def paper(task: str) -> Run:
         return study(task)
     return Run(
         task=ImageConfig(tokenised=False),
-        model=ModelConfig(width=64, n_layers=3, n_heads=4, mlp_ratio=2.0, pooling="max",
-                          head_hidden=True),
-        pretrain=PretrainConfig(epochs=200.0, lr=1e-3, batch_size=32, mask_ratio=0.5,
-                                warmup_steps=2000, n_evals=200),
-        finetune=FinetuneConfig(epochs=200.0, lr=1e-3, batch_size=50, warmup_steps=2000,
-                                n_evals=200),
+        model=ModelConfig(
+            width=64, n_layers=3, n_heads=4, mlp_ratio=2.0, pooling="max", head_hidden=True
+        ),
+        pretrain=PretrainConfig(
+            epochs=200.0, lr=1e-3, batch_size=32, mask_ratio=0.5, warmup_steps=2000, n_evals=200
+        ),
+        finetune=FinetuneConfig(
+            epochs=200.0, lr=1e-3, batch_size=50, warmup_steps=2000, n_evals=200
+        ),
     )
 
 
 PRESETS: dict[str, Callable[[str], Run]] = {
-    "smoke": smoke, "classroom": classroom, "study": study, "paper": paper,
+    "smoke": smoke,
+    "classroom": classroom,
+    "study": study,
+    "paper": paper,
 }
 
 

@@ -12,7 +12,11 @@ import torch
 
 
 def derive_seed(*name: str | int) -> int:
-    """A 63-bit seed for the stream with this name, e.g. ``derive_seed(3, "finetune", "mask", 17)``."""
+    """A 63-bit seed for the stream with this name.
+
+    For example ``derive_seed(3, "pretrain", "mask", 17)``.
+    The same on every machine and in every process.
+    """
     digest = hashlib.sha256(json.dumps(name).encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
 

@@ -58,8 +58,10 @@ class Entry:
             raise self._damaged("manifest.json", str(error)) from error
 
     def _damaged(self, name: str, why: str) -> StoreError:
-        return StoreError(f"{self.path / name} is damaged ({why}); "
-                          "`sptlib runs verify --repair` removes the entry, so that it is recomputed")
+        return StoreError(
+            f"{self.path / name} is damaged ({why}); "
+            "`sptlib runs verify --repair` removes the entry, so that it is recomputed"
+        )
 
     def read(self, name: str) -> bytes:
         """The verified bytes of a file; raises `StoreError` if it is missing or altered."""
@@ -123,25 +125,40 @@ class Store:
     def find(self, name: str) -> Entry | None:
         """The entry with this key, or None."""
         folder = self.path / name
-        return Entry(folder) if folder.is_dir() else None
+        return Entry(folder) if os.path.isdir(folder) else None  # False also where one may not look
 
     def match(self, prefix: str) -> Entry:
         """The one entry whose key starts so; raises `StoreError` for none or several."""
         found = [e for e in self.entries() if e.key.startswith(prefix)]
         if len(found) != 1:
-            raise StoreError(f"{len(found)} entries of {self.path} have a key starting with "
-                             f"{prefix!r}; `sptlib runs ls` shows the keys")
+            raise StoreError(
+                f"{len(found)} entries of {self.path} have a key starting with "
+                f"{prefix!r}; `sptlib runs ls` shows the keys"
+            )
         return found[0]
 
     def entries(self) -> Iterator[Entry]:
         """All entries, in the order of their keys."""
-        if self.path.is_dir():
-            for folder in sorted(self.path.iterdir()):
+        if os.path.isdir(self.path):
+            try:
+                folders = sorted(self.path.iterdir())
+            except OSError as error:
+                raise StoreError(
+                    f"the store {self.path} cannot be read ({error.strerror or error})"
+                ) from error
+            for folder in folders:
                 if folder.is_dir() and not folder.name.startswith("."):
                     yield Entry(folder)
 
-    def put(self, spec: Run | Pretraining, *, metrics: list[dict], result: dict,
-            model: dict[str, Tensor], environment: dict) -> Entry:
+    def put(
+        self,
+        spec: Run | Pretraining,
+        *,
+        metrics: list[dict],
+        result: dict,
+        model: dict[str, Tensor],
+        environment: dict,
+    ) -> Entry:
         """Publish a result atomically; a damaged entry of the same key is replaced."""
         name = key(spec)
         content = {
@@ -152,7 +169,8 @@ class Store:
             "environment.json": _json(environment),
         }
         content["manifest.json"] = _json(
-            {k: hashlib.sha256(v).hexdigest() for k, v in content.items()})
+            {k: hashlib.sha256(v).hexdigest() for k, v in content.items()}
+        )
         self._ensure(".tmp")
         draft = Path(tempfile.mkdtemp(dir=self.path / ".tmp", prefix=f"{name}."))
         for file, data in content.items():
@@ -203,8 +221,10 @@ class Store:
         return folder
 
     def _not_writable(self, why: str) -> StoreError:
-        return StoreError(f"the store {self.path} cannot be written ({why}); "
-                          "choose another with --store or $SPTLIB_STORE")
+        return StoreError(
+            f"the store {self.path} cannot be written ({why}); "
+            "choose another with --store or $SPTLIB_STORE"
+        )
 
 
 def _json(value) -> bytes:

@@ -35,9 +35,15 @@ class SweepError(SptError):
         return f"{len(self.failed)} failed, the others are stored: {rows}"
 
 
-def compute_all(runs: Sequence[Run | Pretraining], store: Store, *, scheduler: str = "",
-                workers: int | None = None, device: str = "auto",
-                recompute: bool = False) -> list[Entry]:
+def compute_all(
+    runs: Sequence[Run | Pretraining],
+    store: Store,
+    *,
+    scheduler: str = "",
+    workers: int | None = None,
+    device: str = "auto",
+    recompute: bool = False,
+) -> list[Entry]:
     """The stored results of Runs, in their order; what is missing is computed.
 
     Args:
@@ -56,8 +62,7 @@ def compute_all(runs: Sequence[Run | Pretraining], store: Store, *, scheduler: s
     missing = {k: r for k, r in by_key.items() if recompute or store.find(k) is None}
     if missing:
         store.work_root()  # a store that cannot be written says so before any process is started
-        workers = workers or len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") \
-            else workers or os.cpu_count()
+        workers = workers or cores()
         where = Where(device=device)
         where.torch_device()
         if scheduler or (workers > 1 and len(missing) > 1):
@@ -69,11 +74,21 @@ def compute_all(runs: Sequence[Run | Pretraining], store: Store, *, scheduler: s
     return [Entry(store.path / key(run)) for run in runs]
 
 
+def cores() -> int:
+    """CPU cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):  # not on macOS
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def _here(missing: dict, store: Store, where: Where, recompute: bool) -> dict[str, str]:
     failed = {}
     if recompute:  # as on Dask: each shared pretraining, too, once
-        shared = [run.pretraining for run in missing.values()
-                  if isinstance(run, Run) and run.pretrain is not None]
+        shared = [
+            run.pretraining
+            for run in missing.values()
+            if isinstance(run, Run) and run.pretrain is not None
+        ]
         missing = {key(spec): spec for spec in shared} | missing
     for name, run in _progress(missing.items(), len(missing)):
         try:
@@ -83,20 +98,30 @@ def _here(missing: dict, store: Store, where: Where, recompute: bool) -> dict[st
     return failed
 
 
-def _on_dask(missing: dict, store: Store, where: Where, scheduler: str, workers: int,
-             recompute: bool) -> dict[str, str]:
+def _on_dask(
+    missing: dict, store: Store, where: Where, scheduler: str, workers: int, recompute: bool
+) -> dict[str, str]:
     try:
         from distributed import Client, LocalCluster, as_completed
     except ImportError as error:
-        raise ConfigError("several processes need Dask: pip install 'sptlib[cluster]', "
-                          "or use --workers 1") from error
-    options = {"store": str(Path(store.path).resolve()), "device": where.device,
-               "recompute": recompute}
+        raise ConfigError(
+            "several processes need Dask: pip install 'sptlib[cluster]', or use --workers 1"
+        ) from error
+    options = {
+        "store": str(Path(store.path).resolve()),
+        "device": where.device,
+        "recompute": recompute,
+    }
     cluster = None
     if not scheduler:
-        cluster = LocalCluster(n_workers=min(workers, len(missing)), threads_per_worker=1,
-                               processes=True, host="127.0.0.1", dashboard_address=None,
-                               silence_logs=50)
+        cluster = LocalCluster(
+            n_workers=min(workers, len(missing)),
+            threads_per_worker=1,
+            processes=True,
+            host="127.0.0.1",
+            dashboard_address="127.0.0.1:0",
+            silence_logs=50,
+        )
     try:
         with Client(cluster or scheduler, timeout="20s") as client:
             tag = f"{time.time_ns()}"  # Dask must not serve an earlier sweep's outcome
@@ -106,8 +131,9 @@ def _on_dask(missing: dict, store: Store, where: Where, scheduler: str, workers:
                 if shared is not None and (recompute or store.get(shared) is None):
                     name = key(shared)
                     if name not in first:
-                        first[name] = client.submit(_work, to_dict(shared), options, None,
-                                                    key=f"{name}-{tag}", priority=1)
+                        first[name] = client.submit(
+                            _work, to_dict(shared), options, None, key=f"{name}-{tag}", priority=1
+                        )
             futures = {}
             for name, run in missing.items():
                 shared = run.pretraining if isinstance(run, Run) else None
@@ -133,8 +159,12 @@ def _work(fields: dict, options: dict, after: str | None) -> str:
         return f"its pretraining failed: {after}"
     # a Run never recomputes its pretraining: that is a node of its own
     try:
-        compute(from_dict(fields), Store(options["store"]), Where(device=options["device"]),
-                options["recompute"])
+        compute(
+            from_dict(fields),
+            Store(options["store"]),
+            Where(device=options["device"]),
+            options["recompute"],
+        )
     except SptError as error:
         return str(error)
     return ""

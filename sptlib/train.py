@@ -1,7 +1,8 @@
 """The one training loop; `pretrain` and `finetune` are two calls of it.
 
-AdamW, linear warm-up, then a constant rate, as in Amos et al. (2024): with a constant rate, the first
-k steps of a long training are the training of k steps, so that one Run can be read at several lengths.
+AdamW, linear warm-up, then a constant rate, as in Amos et al. (2024): with a constant rate, the
+first k steps of a long training are the training of k steps, so that one Run can be read at several
+lengths.
 """
 
 import math
@@ -86,18 +87,23 @@ class Stage:
             fresh = self.sample(size, generator(self.seed, self.name, "fresh", step))
             return fresh.to(self.split.x.device)
         epoch, offset = divmod(step * size, n)
-        index = self._order(epoch)[offset:offset + size]
+        index = self._order(epoch)[offset : offset + size]
         if len(index) < size:
             index = torch.cat([index, self._order(epoch + 1)[: size - len(index)]])
         return self.split.take(index.to(self.split.x.device))
 
     def _order(self, epoch: int) -> Tensor:
-        return torch.randperm(len(self.split),
-                              generator=generator(self.seed, self.name, "order", epoch))
+        return torch.randperm(
+            len(self.split), generator=generator(self.seed, self.name, "order", epoch)
+        )
 
 
-def fit(model: Transformer, stage: Stage, checkpoint: Checkpoint | None = None,
-        progress: Callable[[int, int, float], None] | None = None) -> State:
+def fit(
+    model: Transformer,
+    stage: Stage,
+    checkpoint: Checkpoint | None = None,
+    progress: Callable[[int, int, float], None] | None = None,
+) -> State:
     """Train a model in place and leave it with its best weights.
 
     Args:
@@ -111,8 +117,9 @@ def fit(model: Transformer, stage: Stage, checkpoint: Checkpoint | None = None,
     """
     config, n_steps = stage.config, stage.config.n_steps(len(stage.split))
     trainable = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW([p for _, p in trainable], lr=config.lr,
-                                  weight_decay=config.weight_decay, fused=True)
+    optimizer = torch.optim.AdamW(
+        [p for _, p in trainable], lr=config.lr, weight_decay=config.weight_decay, fused=True
+    )
     eval_steps = {round((i + 1) * n_steps / config.n_evals) for i in range(config.n_evals)} - {0}
     state, best = State(), {}
     if checkpoint is not None and checkpoint.exists():
@@ -178,7 +185,8 @@ def _evaluate(model: Transformer, stage: Stage, state: State) -> dict[str, Tenso
         state.best_score, state.best_step = score, state.step
     patience = stage.config.patience
     state.stopped = bool(patience and state.since_best >= patience) or (
-        stage.stop_at is not None and score >= stage.stop_at)
+        stage.stop_at is not None and score >= stage.stop_at
+    )
     return {k: v.detach().clone() for k, v in model.state_dict().items()} if is_best else None
 
 
@@ -209,8 +217,10 @@ def reconstruction(model: Transformer, split: Split, hidden_NT: Tensor) -> dict[
     outputs, targets = [], []
     with torch.no_grad():
         for start in range(0, len(split), EVAL_BATCH):
-            part, hidden = split.take(slice(start, start + EVAL_BATCH)), \
-                hidden_NT[start:start + EVAL_BATCH]
+            part, hidden = (
+                split.take(slice(start, start + EVAL_BATCH)),
+                hidden_NT[start : start + EVAL_BATCH],
+            )
             out = model.reconstruct(part.x, hidden, part.length)
             loss += float(reconstruction_loss(out, part.x, hidden, model.scale)) * int(hidden.sum())
             if model.kind == "tokens":
@@ -226,8 +236,12 @@ def reconstruction(model: Transformer, split: Split, hidden_NT: Tensor) -> dict[
     return {"loss": loss / total, "r2": r2, "score": r2}
 
 
-def pretrain(spec: Pretraining, data: TaskData, checkpoint: Checkpoint | None = None,
-             progress: Callable | None = None) -> Trained:
+def pretrain(
+    spec: Pretraining,
+    data: TaskData,
+    checkpoint: Checkpoint | None = None,
+    progress: Callable | None = None,
+) -> Trained:
     """Masked reconstruction of all training inputs; labels are never read."""
     config = spec.pretrain
     model = build(spec.model, data, spec.seed, "pretrain").to(data.train.x.device)
@@ -243,18 +257,32 @@ def pretrain(spec: Pretraining, data: TaskData, checkpoint: Checkpoint | None = 
         values = reconstruction(model, data.val, hidden_val)
         return {"score": values.pop("score"), **{f"val_{k}": v for k, v in values.items()}}
 
-    stage = Stage(name="pretrain", config=config, seed=spec.seed, split=data.unlabelled, loss=loss,
-                  evaluate=evaluate, sample=_fresh(spec.task, data))
+    stage = Stage(
+        name="pretrain",
+        config=config,
+        seed=spec.seed,
+        loss=loss,
+        split=data.train if config.labelled_only else data.unlabelled,
+        evaluate=evaluate,
+        sample=_fresh(spec.task, data),
+    )
     state = fit(model, stage, checkpoint, progress)
     return Trained(model, state.log, _summary(state))
 
 
-def finetune(run: Run, data: TaskData, pretrained: dict[str, Tensor] | None = None,
-             checkpoint: Checkpoint | None = None, progress: Callable | None = None) -> Trained:
+def finetune(
+    run: Run,
+    data: TaskData,
+    pretrained: dict[str, Tensor] | None = None,
+    checkpoint: Checkpoint | None = None,
+    progress: Callable | None = None,
+) -> Trained:
     """Transfer, freeze, train from labels; the test split is only looked at, never chosen by."""
     model = build(run.model, data, run.seed, "finetune")
     if run.pretrain is not None and pretrained is None:
-        raise ConfigError("this Run starts from a pretraining, but no pretrained weights were given")
+        raise ConfigError(
+            "this Run starts from a pretraining, but no pretrained weights were given"
+        )
     report = copy_groups(model, pretrained or {}, run.transfer)
     report["frozen"] = freeze_groups(model, run.freeze)
     model = model.to(data.train.x.device)
@@ -269,9 +297,17 @@ def finetune(run: Run, data: TaskData, pretrained: dict[str, Tensor] | None = No
     def on_best(model: Transformer) -> dict[str, float]:
         return {f"test_{k}": v for k, v in accuracy(model, data.test).items()}
 
-    stage = Stage(name="finetune", config=run.finetune, seed=run.seed, split=data.train, loss=loss,
-                  evaluate=evaluate, on_best=on_best, stop_at=run.finetune.stop_at,
-                  sample=_fresh(run.task, data))
+    stage = Stage(
+        name="finetune",
+        config=run.finetune,
+        seed=run.seed,
+        split=data.train,
+        loss=loss,
+        evaluate=evaluate,
+        on_best=on_best,
+        stop_at=run.finetune.stop_at,
+        sample=_fresh(run.task, data),
+    )
     state = fit(model, stage, checkpoint, progress)
     return Trained(model, state.log, {**_summary(state), **report})
 
@@ -285,5 +321,9 @@ def _summary(state: State) -> dict:
     losses = [line["loss"] for line in state.log if "loss" in line]
     best = next(x for x in state.log if x["step"] == state.best_step and "best" in x)
     values = {k: v for k, v in best.items() if k not in ("stage", "step", "best")}
-    return {"steps": state.step, "best_step": state.best_step, **values,
-            "train_loss": sum(losses[-100:]) / len(losses[-100:])}
+    return {
+        "steps": state.step,
+        "best_step": state.best_step,
+        **values,
+        "train_loss": sum(losses[-100:]) / len(losses[-100:]),
+    }

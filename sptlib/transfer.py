@@ -12,8 +12,13 @@ from torch import Tensor, nn
 
 from sptlib.config import expand_groups
 
-_OWNERS = {"embed": "embed", "position": "embed", "norm": "norm", "classifier": "head",
-           "reconstructor": "reconstructor"}
+_OWNERS = {
+    "embed": "embed",
+    "position": "embed",
+    "norm": "norm",
+    "classifier": "head",
+    "reconstructor": "reconstructor",
+}
 _IN_BLOCK = {"norm1": "norm", "norm2": "norm", "mlp": "mlp"}
 _IN_ATTENTION = {"q": "qk", "k": "qk", "v": "vo", "o": "vo"}
 
@@ -26,8 +31,9 @@ def group_of(name: str) -> str:
     return _IN_ATTENTION[parts[3]] if parts[2] == "attention" else _IN_BLOCK[parts[2]]
 
 
-def copy_groups(model: nn.Module, source: Mapping[str, Tensor],
-                groups: tuple[str, ...]) -> dict[str, list[str]]:
+def copy_groups(
+    model: nn.Module, source: Mapping[str, Tensor], groups: tuple[str, ...]
+) -> dict[str, list[str]]:
     """Copy the parameters of some groups from a checkpoint into a model.
 
     Args:
@@ -55,7 +61,9 @@ def copy_groups(model: nn.Module, source: Mapping[str, Tensor],
 
 def freeze_groups(model: nn.Module, groups: tuple[str, ...]) -> list[str]:
     """Exclude groups from training; returns the names of the frozen parameters."""
-    frozen = [name for name, _ in model.named_parameters() if group_of(name) in expand_groups(groups)]
+    frozen = [
+        name for name, _ in model.named_parameters() if group_of(name) in expand_groups(groups)
+    ]
     for name in frozen:
         model.get_parameter(name).requires_grad_(False)
     return frozen

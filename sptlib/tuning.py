@@ -18,8 +18,9 @@ SEEDS = (100, 101, 102)
 
 def runs(experiment: ModuleType, preset: str) -> list:
     """Every pretraining and Run of the search, pretrainings first."""
-    return ([spec for _, spec in experiment.pretraining_candidates(preset, SEEDS)]
-            + [case.run for case in experiment.candidates(preset, SEEDS)])
+    return [spec for _, spec in experiment.pretraining_candidates(preset, SEEDS)] + [
+        case.run for case in experiment.candidates(preset, SEEDS)
+    ]
 
 
 def write(experiment: ModuleType, preset: str, entries: Sequence[Entry], root: Path) -> Path:
@@ -36,9 +37,18 @@ def write(experiment: ModuleType, preset: str, entries: Sequence[Entry], root: P
     rows = []
     for what, entry in zip(labels, entries, strict=True):
         result = entry.result
-        rows.append({"preset": preset, **what, "seed": entry.spec.seed, "steps": result["steps"],
-                     "val_accuracy": result.get("val_accuracy"), "val_loss": result["val_loss"],
-                     "train_loss": result["train_loss"], "key": entry.key})
+        rows.append(
+            {
+                "preset": preset,
+                **what,
+                "seed": entry.spec.seed,
+                "steps": result["steps"],
+                "val_accuracy": result.get("val_accuracy"),
+                "val_loss": result["val_loss"],
+                "train_loss": result["train_loss"],
+                "key": entry.key,
+            }
+        )
     path = root / "data" / "tuning" / f"{experiment.NAME}.csv"
     path.parent.mkdir(parents=True, exist_ok=True)
     pd.DataFrame(rows).to_csv(path, index=False, float_format="%.6g", lineterminator="\n")

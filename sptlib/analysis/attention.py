@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
+from sptlib.config import Pretraining
+from sptlib.masking import hide
 from sptlib.model import Transformer, build
 from sptlib.seeding import generator
-from sptlib.masking import hide
-from sptlib.config import Pretraining, Run
 from sptlib.store import Entry
 from sptlib.tasks import load
 
@@ -57,3 +57,47 @@ def start_and_end(entry: Entry, n: int = 100) -> tuple[Tensor, Tensor]:
     start = mean_map(model, x, hidden)
     model.load_state_dict(entry.model())
     return start, mean_map(model, x, hidden)
+
+
+def distance_profile(map_TT: Tensor, reach: int = 10) -> tuple[list[int], list[float]]:
+    """Mean attention weight against signed distance, key − query.
+
+    Args:
+        map_TT: one attention map, (T, T).
+        reach: distances −reach … reach.
+
+    Returns:
+        The distances, and the mean weight at each (over the queries that have such a key).
+    """
+    distances = list(range(-reach, reach + 1))
+    return distances, [float(map_TT.diagonal(d).mean()) for d in distances]
+
+
+@torch.no_grad()
+def reconstructed(entry: Entry, n: int = 10) -> dict[str, tuple]:
+    """What a stored pretraining makes of hidden pixels, for `sptlib.plots.image_rows`.
+
+    Args:
+        entry: of a pretraining on images.
+        n: how many test images.
+
+    Returns:
+        Rows "original", "hidden" and "filled in": values (n, T) in [0, 1] and, for the second,
+        which of them are hidden (n, T).
+    """
+    spec = entry.spec
+    data = load(spec.task, spec.seed)
+    x = data.test.x[:n]
+    hidden = hide(spec.pretrain, x, None, generator(spec.seed, "analysis", "mask"))
+    model = build(spec.model, data, spec.seed, "pretrain").eval()
+    model.load_state_dict(entry.model())
+    out = model.reconstruct(x, hidden)
+    top = data.vocab_size - 1 if data.kind == "tokens" else data.scale
+    value = x / top
+    guess = out.argmax(-1) / top if data.kind == "tokens" else out.clamp(0, 1)
+    filled = torch.where(hidden, guess, value)
+    return {
+        "original": (value.numpy(), None),
+        "hidden": (value.numpy(), hidden.numpy()),
+        "filled in": (filled.numpy(), None),
+    }

@@ -15,7 +15,8 @@ class Interval:
 
     Attributes:
         mean: of the n values.
-        low, high: the interval's ends; NaN for n = 1, where there is none.
+        low: the interval's lower end; NaN for n = 1, where there is none.
+        high: its upper end, likewise.
         sd: standard deviation of the values (n − 1).
         n: seeds.
         level: of confidence.
@@ -38,8 +39,10 @@ class Interval:
         if np.isnan(self.low):
             return f"{self.mean * scale:.{digits}f}{unit} (n = {self.n}: no interval)"
         low, high = self.low * scale, self.high * scale
-        return (f"{self.mean * scale:.{digits}f}{unit} [{low:.{digits}f}, {high:.{digits}f}], "
-                f"n = {self.n}")
+        return (
+            f"{self.mean * scale:.{digits}f}{unit} [{low:.{digits}f}, {high:.{digits}f}], "
+            f"n = {self.n}"
+        )
 
 
 def interval(values, level: float = 0.95) -> Interval:
@@ -56,18 +59,27 @@ def interval(values, level: float = 0.95) -> Interval:
         return Interval(float(x[0]), np.nan, np.nan, np.nan, 1, level)
     sd = float(x.std(ddof=1))
     half = float(stats.t.ppf((1 + level) / 2, x.size - 1)) * sd / np.sqrt(x.size)
-    return Interval(float(x.mean()), float(x.mean() - half), float(x.mean() + half), sd, x.size,
-                    level)
+    return Interval(
+        float(x.mean()), float(x.mean() - half), float(x.mean() + half), sd, x.size, level
+    )
 
 
-def paired(table: pd.DataFrame, value: str, arm_a: str, arm_b: str, arm: str = "arm",
-           unit: str = "seed", level: float = 0.95) -> Interval:
+def paired(
+    table: pd.DataFrame,
+    value: str,
+    arm_a: str,
+    arm_b: str,
+    arm: str = "arm",
+    unit: str = "seed",
+    level: float = 0.95,
+) -> Interval:
     """The paired difference a − b over seeds, with its t interval.
 
     Args:
         table: one row per arm and seed.
         value: the column to compare.
-        arm_a, arm_b: values of the column ``arm``.
+        arm_a: value of the column ``arm``.
+        arm_b: the other value, whose results are subtracted.
         unit: the column that pairs rows.
 
     Raises:
@@ -80,6 +92,37 @@ def paired(table: pd.DataFrame, value: str, arm_a: str, arm_b: str, arm: str = "
             raise ConfigError(f"arm {name!r} has several rows for one {unit}")
         wide[name] = rows.set_index(unit)[value]
     if set(wide[arm_a].index) != set(wide[arm_b].index):
-        raise ConfigError(f"arms {arm_a!r} and {arm_b!r} do not have the same {unit}s: "
-                          f"{sorted(wide[arm_a].index)} and {sorted(wide[arm_b].index)}")
+        raise ConfigError(
+            f"arms {arm_a!r} and {arm_b!r} do not have the same {unit}s: "
+            f"{sorted(wide[arm_a].index)} and {sorted(wide[arm_b].index)}"
+        )
     return interval((wide[arm_a] - wide[arm_b]).to_numpy(), level)
+
+
+def equivalent(values, target: float, margin: float, alpha: float = 0.05) -> bool:
+    """Whether the mean is within ``target ± margin``: two one-sided t tests at level alpha.
+
+    That is the case exactly if the 1 − 2·alpha interval lies inside (Schuirmann 1987). With one
+    value there is no interval, and the answer is False.
+    """
+    found = interval(values, level=1 - 2 * alpha)
+    return bool(found.low > target - margin and found.high < target + margin)
+
+
+def recovered(
+    table: pd.DataFrame, value: str, arm_from: str, arm_part: str, arm_full: str, unit: str = "seed"
+) -> Interval:
+    """The share of a gain that a part recovers, (part − from) / (full − from), over seeds.
+
+    Raises:
+        ConfigError: as `paired`; or if the whole gain's interval does not exclude 0, since a share
+            of nothing means nothing.
+    """
+    gain = paired(table, value, arm_full, arm_from, unit=unit)
+    if gain.n > 1 and not gain.low > 0:
+        raise ConfigError(
+            f"{arm_full} gains {gain.text()} over {arm_from}: there is no gain of "
+            f"which {arm_part} could recover a share"
+        )
+    wide = table.pivot(index=unit, columns="arm", values=value)
+    return interval((wide[arm_part] - wide[arm_from]) / gain.mean)

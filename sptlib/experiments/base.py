@@ -95,8 +95,9 @@ def at_step(entry: Entry, step: int) -> float:
     table = evaluations(entry)
     reached = table[table["step"] <= step]
     if reached.empty:
-        raise ConfigError(f"{entry.key} was first evaluated at step {table['step'].min()}, "
-                          f"not by step {step}")
+        raise ConfigError(
+            f"{entry.key} was first evaluated at step {table['step'].min()}, not by step {step}"
+        )
     return float(reached["test_accuracy"].iloc[-1])
 
 
@@ -105,6 +106,13 @@ def frame(results: Sequence[Result]) -> pd.DataFrame:
     rows = []
     for result in results:
         values = {k: v for k, v in result.entry.result.items() if not isinstance(v, list)}
-        rows.append({**result.labels, "seed": result.entry.spec.seed, **values,
-                     "seconds": result.entry.environment["seconds"], "key": result.entry.key})
+        rows.append(
+            {
+                **result.labels,
+                "seed": result.entry.spec.seed,
+                **values,
+                "seconds": result.entry.environment["seconds"],
+                "key": result.entry.key,
+            }
+        )
     return pd.DataFrame(rows)

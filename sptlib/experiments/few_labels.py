@@ -18,16 +18,21 @@ from sptlib.experiments.base import Case, Result, at_step, frame, seed_list
 NAME = "few_labels"
 GROUP_BY = ["n_labels", "arm"]
 
-#: labels given, by preset; the first of `FOCUS` that a preset has is the one of the headline
-LABELS = {"smoke": (24, 48), "classroom": (50, 100, 200, 400), "study": (50, 100, 200, 400, 800),
-          "paper": (50, 100, 200, 400, 800)}
-#: the number of labels at which rates were chosen and the headline is computed
+#: labels given, by preset
+LABELS = {
+    "smoke": (24, 48),
+    "classroom": (50, 100, 200, 400),
+    "study": (50, 100, 200, 400, 800),
+    "paper": (50, 100, 200, 400, 800),
+}
+#: the number of labels at which rates were chosen, the strict arm is run, and the headline is made
 FOCUS = {"smoke": 48, "classroom": 200, "study": 200, "paper": 200}
 
 #: grid from which the pretraining's and every arm's label rate was chosen
 RATES = (1e-3, 2e-3, 5e-3)
 #: the chosen rates (data/tuning/few_labels.csv; a test compares)
 CHOSEN = {"pretraining": 2e-3, "scratch": 2e-3, "SPT": 2e-3}
+STRICT = "SPT, labelled images only"
 
 
 def base_run(preset: str, n_labels: int, seed: int, n_layers: int = 0) -> Run:
@@ -36,7 +41,9 @@ def base_run(preset: str, n_labels: int, seed: int, n_layers: int = 0) -> Run:
     labels = run.task.n_labels or run.task.n_train
     epochs = run.finetune.epochs * labels / n_labels  # the same steps, whatever there is to see
     return replace(
-        run, seed=seed, task=replace(run.task, n_labels=n_labels),
+        run,
+        seed=seed,
+        task=replace(run.task, n_labels=n_labels),
         model=replace(run.model, n_layers=n_layers or run.model.n_layers),
         pretrain=replace(run.pretrain, lr=CHOSEN["pretraining"]),
         finetune=replace(run.finetune, epochs=epochs),
@@ -51,22 +58,47 @@ def label_steps(run: Run) -> int:
 def scratch(base: Run) -> Run:
     """From scratch, for as many steps as SPT takes in both stages together."""
     ratio = 1 + base.pretrain.n_steps(base.task.n_train) / label_steps(base)
-    finetune = replace(base.finetune, epochs=base.finetune.epochs * ratio,
-                       n_evals=round(base.finetune.n_evals * ratio))
+    finetune = replace(
+        base.finetune,
+        epochs=base.finetune.epochs * ratio,
+        n_evals=round(base.finetune.n_evals * ratio),
+    )
     return replace(base, pretrain=None, finetune=finetune)
 
 
-ARMS: dict[str, Callable[[Run], Run]] = {"scratch": scratch, "SPT": lambda base: base}
+def strict(base: Run) -> Run:
+    """SPT that never sees an unlabelled image: as many steps, on the labelled ones only."""
+    epochs = base.pretrain.epochs * base.task.n_train / base.task.n_labels
+    return replace(base, pretrain=replace(base.pretrain, epochs=epochs, labelled_only=True))
+
+
+ARMS: dict[str, Callable[[Run], Run]] = {
+    "scratch": scratch,
+    "SPT": lambda base: base,
+    STRICT: strict,
+}
 
 
 def make(arm: str, base: Run) -> Run:
-    """The Run of an arm, at the rate chosen for it."""
+    """The Run of an arm, at the rate chosen for it (the strict arm has SPT's)."""
     run = ARMS[arm](base)
-    return replace(run, finetune=replace(run.finetune, lr=CHOSEN[arm]))
+    return replace(run, finetune=replace(run.finetune, lr=CHOSEN.get(arm, CHOSEN["SPT"])))
 
 
-def cases(preset: str = "classroom", seeds: int = 0, *, n_layers: int = 0, task: str = "image",
-          labels: Sequence[int] = ()) -> list[Case]:
+def focus(preset: str, table: pd.DataFrame) -> int:
+    """The number of labels of the headline: the preset's if it was run, else the largest."""
+    wanted = FOCUS[presets.check(preset)]
+    return wanted if wanted in set(table["n_labels"]) else int(table["n_labels"].max())
+
+
+def cases(
+    preset: str = "classroom",
+    seeds: int = 0,
+    *,
+    n_layers: int = 0,
+    task: str = "image",
+    labels: Sequence[int] = (),
+) -> list[Case]:
     """All Runs of the experiment.
 
     Args:
@@ -77,13 +109,16 @@ def cases(preset: str = "classroom", seeds: int = 0, *, n_layers: int = 0, task:
         labels: numbers of labels; empty = the preset's.
     """
     if task != "image":
-        raise ConfigError(f"the experiment few_labels is about the task image, found {task!r}; "
-                          "synthetic takes neighbor")
+        raise ConfigError(
+            f"the experiment few_labels is about the task image, found {task!r}; "
+            "synthetic takes neighbor"
+        )
     return [
         Case({"n_labels": n, "arm": arm}, make(arm, base_run(preset, n, seed, n_layers)))
         for n in (labels or LABELS[presets.check(preset)])
         for seed in seed_list(seeds or presets.n_seeds(preset))
         for arm in ARMS
+        if arm != STRICT or n == FOCUS[preset]
     ]
 
 
@@ -91,25 +126,36 @@ def candidates(preset: str, seeds: Sequence[int]) -> list[Case]:
     """The search for label rates: every arm with every rate of the grid, at the focal number."""
     found = []
     for base in (base_run(preset, FOCUS[preset], seed) for seed in seeds):
-        for arm in ARMS:
+        for arm in ("scratch", "SPT"):
             run = make(arm, base)
-            found += [Case({"n_labels": FOCUS[preset], "arm": arm, "lr": lr},
-                           replace(run, finetune=replace(run.finetune, lr=lr))) for lr in RATES]
+            found += [
+                Case(
+                    {"n_labels": FOCUS[preset], "arm": arm, "lr": lr},
+                    replace(run, finetune=replace(run.finetune, lr=lr)),
+                )
+                for lr in RATES
+            ]
     return found
 
 
 def pretraining_candidates(preset: str, seeds: Sequence[int]) -> list[tuple[dict, Pretraining]]:
     """The search for the pretraining's rate, by its own validation loss: no label is seen."""
     bases = [base_run(preset, FOCUS[preset], seed) for seed in seeds]
-    return [({"n_labels": FOCUS[preset], "arm": "pretraining", "lr": lr},
-             replace(base, pretrain=replace(base.pretrain, lr=lr)).pretraining)
-            for base in bases for lr in RATES]
+    return [
+        (
+            {"n_labels": FOCUS[preset], "arm": "pretraining", "lr": lr},
+            replace(base, pretrain=replace(base.pretrain, lr=lr)).pretraining,
+        )
+        for base in bases
+        for lr in RATES
+    ]
 
 
 def table(results: Sequence[Result]) -> pd.DataFrame:
     """One row per Run; scratch has ``at_equal_labels``, its accuracy after SPT's label steps."""
     rows = frame(results)
-    steps = {r.labels["n_labels"]: label_steps(r.entry.spec) for r in results
-             if r.labels["arm"] == "SPT"}
+    steps = {
+        r.labels["n_labels"]: label_steps(r.entry.spec) for r in results if r.labels["arm"] == "SPT"
+    }
     rows["at_equal_labels"] = [at_step(r.entry, steps[r.labels["n_labels"]]) for r in results]
     return rows

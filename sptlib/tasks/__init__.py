@@ -17,8 +17,17 @@ Task = Annotated[NeighborConfig | ImageConfig, Field(discriminator="name")]
 CONFIGS: dict[str, type[TaskConfig]] = {"neighbor": NeighborConfig, "image": ImageConfig}
 _LOADERS = {"neighbor": neighbor.load, "image": image.load}
 
-__all__ = ["CONFIGS", "ImageConfig", "NeighborConfig", "Split", "Task", "TaskConfig", "TaskData",
-           "config_class", "load"]
+__all__ = [
+    "CONFIGS",
+    "ImageConfig",
+    "NeighborConfig",
+    "Split",
+    "Task",
+    "TaskConfig",
+    "TaskData",
+    "config_class",
+    "load",
+]
 
 
 def config_class(name: str) -> type[TaskConfig]:
@@ -26,6 +35,12 @@ def config_class(name: str) -> type[TaskConfig]:
     if not isinstance(name, str) or name not in CONFIGS:
         raise unknown("task", name, CONFIGS)
     return CONFIGS[name]
+
+
+@lru_cache(maxsize=4096)
+def fingerprint(config: TaskConfig, seed: int = 0) -> str:
+    """The SHA-256 of the data that `load` gives for the same arguments."""
+    return load(config, seed).fingerprint
 
 
 @lru_cache(maxsize=8)

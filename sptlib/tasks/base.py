@@ -15,7 +15,7 @@ from sptlib.errors import ConfigError
 PositiveInt = Annotated[int, Field(gt=0)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
 
-#: pydantic's settings for every configuration of the project: unknown fields are refused.
+#: pydantic's settings for every configuration of the project; unknown fields are refused.
 STRICT = {"extra": "forbid"}
 
 
@@ -24,7 +24,9 @@ class TaskConfig:
     """The fields that all tasks share; a task subclasses it and adds its own.
 
     Attributes:
-        n_train, n_val, n_test: sequences per split.
+        n_train: training sequences.
+        n_val: validation sequences.
+        n_test: test sequences.
         n_labels: how many training sequences have a label; 0 = all. Pretraining always sees all
             ``n_train`` inputs.
         data_seed: seed of the data (synthetic tasks) or of the labelled subset (real tasks);

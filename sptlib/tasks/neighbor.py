@@ -67,7 +67,8 @@ def sample(config: NeighborConfig, n: int, g: torch.Generator) -> Split:
 
 
 def load(config: NeighborConfig, seed: int) -> TaskData:
-    """Generate all splits; each comes from its own stream, so sizes do not influence one another."""
+    """Generate all splits, each from its own stream: sizes do not influence one another."""
+
     def draw(split: str, n: int) -> Split:
         return sample(config, n, generator(seed, "neighbor", split))
 

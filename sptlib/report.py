@@ -1,0 +1,240 @@
+"""What a chapter says about its own results: scale, settings, effects, verdicts.
+
+Everything here is read off stored results, so that no number of the book is typed by hand.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+
+import pandas as pd
+from IPython.display import Markdown
+from myst_nb import glue
+from torch import Tensor
+
+from sptlib import tuning
+from sptlib.analysis import attention, stats
+from sptlib.analysis.stats import Interval
+from sptlib.errors import ConfigError
+from sptlib.experiments.base import Result, losses
+from sptlib.store import Store
+from sptlib.tasks import load
+
+
+def training_seconds(results: Sequence[Result], store: Store) -> float:
+    """Training time of the results and of the pretrainings they share, each counted once."""
+    entries = {r.entry.key: r.entry for r in results}
+    for result in results:
+        shared = result.entry.spec.pretraining
+        if shared is not None and (entry := store.get(shared)) is not None:
+            entries[entry.key] = entry
+    return sum(e.environment["seconds"] for e in entries.values())
+
+
+def scale(preset: str, results: Sequence[Result], store: Store) -> Markdown:
+    """One line: preset, seeds, Runs, training time, device."""
+    seeds = sorted({r.entry.spec.seed for r in results})
+    devices = sorted({r.entry.environment["device"] for r in results})
+    threads = sorted({r.entry.environment["threads"] for r in results})
+    n = len({r.entry.key for r in results})
+    minutes = training_seconds(results, store) / 60
+    return Markdown(
+        f"**Scale of this page**: preset `{preset}`; seeds {seeds[0]}–{seeds[-1]} "
+        f"(n = {len(seeds)}); {n} Runs, {minutes:.1f} minutes of training on "
+        f"{'/'.join(devices)} with {'/'.join(map(str, threads))} thread per Run. "
+        "This is not the paper's scale."
+    )
+
+
+def settings(result: Result) -> Markdown:
+    """The task, model and training of one Run, as a table of field names and values."""
+    run = result.entry.spec
+    task = {k: v for k, v in asdict(run.task).items() if k not in ("data_seed", "fresh", "name")}
+    pretrain = (
+        {k: v for k, v in asdict(run.pretrain).items() if k != "task"} if run.pretrain else {}
+    )
+    parts = {
+        "task": task,
+        "model": asdict(run.model),
+        "pretrain": pretrain,
+        "finetune": asdict(run.finetune),
+    }
+    rows = ["| part | field: value |", "|---|---|"]
+    for part, fields in parts.items():
+        shown = ", ".join(f"{k}: {_short(v)}" for k, v in fields.items())
+        rows.append(f"| {part} | {shown} |")
+    return Markdown("\n".join(rows))
+
+
+def _short(value) -> str:
+    if isinstance(value, float):
+        return f"{value:g}"
+    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def steps_of(result: Result) -> dict[str, int]:
+    """Optimiser steps by stage, planned."""
+    run = result.entry.spec
+    data = load(run.task, run.seed)
+    steps = {"finetune": run.finetune.n_steps(len(data.train))}
+    if run.pretrain is not None:
+        steps["pretrain"] = run.pretrain.n_steps(len(data.unlabelled))
+    return steps
+
+
+def means(
+    table: pd.DataFrame, by: Sequence[str], columns: dict[str, str], digits: int = 3
+) -> pd.DataFrame:
+    """Mean and range over seeds of some columns, as text: ``0.502 (0.48–0.52)``.
+
+    Args:
+        table: one row per Run.
+        by: columns that name a row of the result.
+        columns: heading by column of the table.
+    """
+
+    def text(values: pd.Series) -> str:
+        return f"{values.mean():.{digits}f} ({values.min():.{digits}f}–{values.max():.{digits}f})"
+
+    grouped = table.groupby(list(by), sort=False)
+    shown = pd.DataFrame({title: grouped[name].agg(text) for name, title in columns.items()})
+    shown["seeds"] = grouped["seed"].nunique()
+    return shown
+
+
+def effects(rows: dict[str, Interval], scale: float = 100.0, unit: str = "points") -> pd.DataFrame:
+    """Intervals as a table with a row per comparison."""
+    shown = [
+        {
+            "comparison": name,
+            f"mean difference ({unit})": f"{i.mean * scale:+.1f}",
+            f"{i.level:.0%} interval": f"[{i.low * scale:+.1f}, {i.high * scale:+.1f}]",
+            "n": i.n,
+            "excludes 0": "yes" if i.excludes(0.0) else "no",
+        }
+        for name, i in rows.items()
+    ]
+    return pd.DataFrame(shown).set_index("comparison")
+
+
+def glue_means(table: pd.DataFrame, names: dict[str, str], column: str) -> None:
+    """Glue the mean of a column over all rows of an arm, under a name that prose can refer to.
+
+    Args:
+        table: one row per Run.
+        names: name to glue by arm.
+        column: whose mean.
+    """
+    for arm, name in names.items():
+        glue(name, float(table.loc[table["arm"] == arm, column].mean()), display=False)
+
+
+def verdicts(rules: Sequence[tuple[str, Sequence[bool]]]) -> pd.DataFrame:
+    """Decision rules with their outcomes: in how many cases a rule holds, and the verdict."""
+    rows = [
+        {
+            "rule": text,
+            "holds in": f"{sum(outcomes)} of {len(outcomes)}",
+            "verdict": "holds" if all(outcomes) else "partly" if any(outcomes) else "does not hold",
+        }
+        for text, outcomes in rules
+    ]
+    return pd.DataFrame(rows).set_index("rule")
+
+
+def recovers(table: pd.DataFrame, part: str, share: float = 0.5) -> bool:
+    """Whether a part recovers at least this share of SPT's gain; False if there is no gain."""
+    try:
+        return stats.recovered(table, "test_accuracy", "scratch", part, "SPT").low >= share
+    except ConfigError:
+        return False
+
+
+def curves(
+    results: Sequence[Result], stage: str, arms: Sequence[str], **labels: object
+) -> dict[str, list[pd.DataFrame]]:
+    """Training losses by arm, one table per seed, of the results with these labels."""
+    return {
+        arm: [
+            losses(r.entry, stage)
+            for r in results
+            if r.labels["arm"] == arm and all(r.labels[k] == v for k, v in labels.items())
+        ]
+        for arm in arms
+    }
+
+
+def pretrainings(results: Sequence[Result], store: Store, **labels: object) -> list[Result]:
+    """The pretrainings behind the SPT arm of these labels, one per seed."""
+    return [
+        Result(r.labels, store.get(r.entry.spec.pretraining))
+        for r in results
+        if r.labels["arm"] == "SPT" and all(r.labels[k] == v for k, v in labels.items())
+    ]
+
+
+def pretraining_curves(results: Sequence[Result], store: Store, **labels: object) -> list:
+    """The loss of every seed's pretraining, one table per seed."""
+    return [losses(r.entry, "pretrain") for r in pretrainings(results, store, **labels)]
+
+
+def maps(results: Sequence[Result], store: Store, seed: int, **labels: object) -> dict[str, Tensor]:
+    """Mean attention maps (L, H, T, T) of one seed: random start, scratch's end, pretraining's."""
+    scratch = next(
+        r
+        for r in results
+        if r.labels["arm"] == "scratch"
+        and r.entry.spec.seed == seed
+        and all(r.labels[k] == v for k, v in labels.items())
+    )
+    shared = next(r for r in pretrainings(results, store, **labels) if r.entry.spec.seed == seed)
+    start, end = attention.start_and_end(shared.entry)
+    return {
+        "random start": start,
+        "labels only": attention.start_and_end(scratch.entry)[1],
+        "after pretraining": end,
+    }
+
+
+def proximities(results: Sequence[Result], store: Store, distance: int = 2) -> pd.DataFrame:
+    """Attention mass near the query, mean over layers and heads: a row per variant, seed, model."""
+    rows = []
+    for result in pretrainings(results, store):
+        labels, seed = result.labels, result.entry.spec.seed
+        named = maps(results, store, seed, **{k: v for k, v in labels.items() if k != "arm"})
+        rows += [
+            {
+                **labels,
+                "seed": seed,
+                "model": model,
+                "proximity": float(attention.proximity(m, distance).mean()),
+            }
+            for model, m in named.items()
+        ]
+    return pd.DataFrame(rows)
+
+
+def rates(table: pd.DataFrame) -> pd.DataFrame:
+    """The search for rates: mean validation results by arm and rate; the chosen ones are marked.
+
+    Args:
+        table: of `sptlib.tuning.read`.
+    """
+    chosen = tuning.choose(table)
+    shown = (
+        table.groupby(["arm", "lr"], sort=False)
+        .agg(
+            **{
+                "validation accuracy": ("val_accuracy", "mean"),
+                "validation loss": ("val_loss", "mean"),
+                "runs": ("seed", "size"),
+            }
+        )
+        .reset_index()
+    )
+    shown["chosen"] = [
+        "✓" if chosen[a] == lr else "" for a, lr in zip(shown["arm"], shown["lr"], strict=True)
+    ]
+    for column in ("validation accuracy", "validation loss"):
+        shown[column] = shown[column].map(lambda v: "–" if pd.isna(v) else f"{v:.3f}")
+    shown["lr"] = shown["lr"].map("{:g}".format)
+    return shown.set_index(["arm", "lr"])

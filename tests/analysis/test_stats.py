@@ -1,0 +1,101 @@
+"""Paired statistics, against a calculation by hand and against scipy."""
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import ttest_rel
+
+from sptlib.analysis.stats import interval, paired
+from sptlib.errors import ConfigError
+
+values = st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=2, max_size=12)
+
+
+def table(a, b, seeds_a=None, seeds_b=None) -> pd.DataFrame:
+    rows = [{"arm": "SPT", "seed": s, "accuracy": x} for s, x in zip(seeds_a or range(len(a)), a, strict=True)]
+    rows += [{"arm": "scratch", "seed": s, "accuracy": x}
+             for s, x in zip(seeds_b or range(len(b)), b, strict=True)]
+    return pd.DataFrame(rows)
+
+
+def test_interval_by_hand():
+    # mean 2, standard deviation 1, t(0.975; 2) = 4.302653: 2 ± 4.302653 / sqrt(3)
+    found = interval([1.0, 2.0, 3.0])
+    assert (found.mean, found.sd, found.n, found.level) == (2.0, 1.0, 3, 0.95)
+    assert found.low == pytest.approx(2 - 2.484138, abs=1e-6)
+    assert found.high == pytest.approx(2 + 2.484138, abs=1e-6)
+    # t(0.95; 2) = 2.919986
+    assert interval([1.0, 2.0, 3.0], level=0.9).high == pytest.approx(2 + 1.685854, abs=1e-6)
+
+
+@given(values, st.sampled_from([0.9, 0.95, 0.99]))
+def test_paired_equals_scipy(pairs, level):
+    a, b = map(np.array, zip(*pairs, strict=True))
+    found = paired(table(a, b), "accuracy", "SPT", "scratch", level=level)
+    assert found.n == len(pairs)
+    assert found.mean == pytest.approx(float(np.mean(a - b)), abs=1e-12)
+    if np.ptp(a - b) > 1e-6:
+        expected = ttest_rel(a, b).confidence_interval(level)
+        assert (found.low, found.high) == pytest.approx((expected.low, expected.high), rel=1e-6)
+
+
+def test_pairs_are_made_by_seed_not_by_row():
+    a, b = [0.9, 0.5, 0.7], [0.3, 0.2, 0.6]
+    straight = paired(table(a, b), "accuracy", "SPT", "scratch")
+    shuffled = table(a, b).sample(frac=1, random_state=3)
+    assert vars(paired(shuffled, "accuracy", "SPT", "scratch")) == pytest.approx(vars(straight))
+    crossed = table(a, b, seeds_b=[2, 1, 0])
+    assert paired(crossed, "accuracy", "SPT", "scratch").sd != pytest.approx(straight.sd)
+    opposite = paired(table(a, b), "accuracy", "scratch", "SPT")
+    assert (opposite.mean, opposite.low) == pytest.approx((-straight.mean, -straight.high))
+
+
+def test_one_seed_has_no_interval():
+    found = paired(table([0.9], [0.5]), "accuracy", "SPT", "scratch")
+    assert found.mean == pytest.approx(0.4)
+    assert found.n == 1
+    assert math.isnan(found.low)
+    assert math.isnan(found.high)
+    assert math.isnan(found.sd)
+    assert not found.excludes(0.0)
+    assert found.text(scale=100, unit="points") == "40.00 points (n = 1: no interval)"
+
+
+def test_excludes():
+    found = interval([1.0, 1.1, 1.2])
+    assert found.excludes(0.0)
+    assert found.excludes(2.0)
+    assert not found.excludes(1.05)
+    assert not interval([-1.0, 1.0]).excludes(0.0)
+    same = interval([0.5, 0.5])
+    assert same.excludes(0.0)
+    assert not same.excludes(0.5)
+
+
+def test_text():
+    assert interval([0.3, 0.4]).text(scale=100, digits=1, unit="points") == \
+        "35.0 points [-28.5, 98.5], n = 2"
+    assert interval([1.0, 1.0]).text() == "1.00 [1.00, 1.00], n = 2"
+
+
+@pytest.mark.parametrize("bad", [[], [1.0, float("nan")], [float("inf")]])
+def test_values_must_be_finite(bad):
+    with pytest.raises(ConfigError, match="finite values"):
+        interval(bad)
+
+
+def test_unpaired_seeds_are_refused():
+    with pytest.raises(ConfigError, match=r"same seeds: \[0, 1\] and \[0, 2\]"):
+        paired(table([1, 2], [1, 2], seeds_b=[0, 2]), "accuracy", "SPT", "scratch")
+    with pytest.raises(ConfigError, match="same seeds"):
+        paired(table([1, 2], [1]), "accuracy", "SPT", "scratch")
+    with pytest.raises(ConfigError, match="same seeds"):
+        paired(table([1, 2], [1, 2]), "accuracy", "SPT", "no such arm")
+    with pytest.raises(ConfigError, match="several rows for one seed"):
+        paired(table([1, 2], [1, 2], seeds_a=[0, 0]), "accuracy", "SPT", "scratch")
+    with pytest.raises(ConfigError, match="finite"):
+        paired(table([1, float("nan")], [1, 2]), "accuracy", "SPT", "scratch")

@@ -1,0 +1,170 @@
+"""From a Run to its stored result: computed once, the same bytes everywhere, no damage by failure."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from sptlib import execute
+from sptlib.config import NUMERICS, Run
+from sptlib.errors import ConfigError, DivergedError
+from sptlib.execute import Where, compute
+from sptlib.store import Store
+
+SAME = ("config.json", "metrics.jsonl", "result.json", "model.safetensors")
+
+
+def diverging(run: Run, stage: str) -> Run:
+    config = replace(getattr(run, stage), lr=1e38, warmup_steps=0)
+    return replace(run, **{stage: config})
+
+
+@pytest.mark.parametrize("which", ["tiny", "tiny_image"])
+def test_the_same_run_in_two_stores_is_byte_identical(which, request, tmp_path, where):
+    run = request.getfixturevalue(which)
+    stores = [Store(tmp_path / name) for name in "ab"]
+    for store in stores:
+        torch.manual_seed(ord(store.path.name))  # nothing may depend on the global generator
+        compute(run, store, where)
+        store.get(run).verify()
+    for spec in (run, run.pretraining):
+        a, b = (store.get(spec) for store in stores)
+        for name in SAME:
+            assert a.read(name) == b.read(name), name
+
+
+def test_how_it_is_watched_and_saved_changes_nothing(tiny, tmp_path, where):
+    a = compute(tiny, Store(tmp_path / "a"), where)
+    calls = []
+    watched = Where(device="cpu", checkpoint_steps=1, progress=lambda *values: calls.append(values))
+    b = compute(tiny, Store(tmp_path / "b"), watched)
+    assert all(a.read(name) == b.read(name) for name in SAME)
+    assert {stage for stage, *_ in calls} == {"pretrain", "finetune"}
+    assert calls[-1][1] == calls[-1][2] == 12
+
+
+def test_nothing_is_computed_twice(tiny, store, where, monkeypatch):
+    calls = []
+    for name in ("pretrain", "finetune"):
+        original = getattr(execute, name)
+        monkeypatch.setattr(execute, name, lambda *a, original=original, name=name: (
+            calls.append(name), original(*a))[1])
+    entry = compute(tiny, store, where)
+    assert calls == ["pretrain", "finetune"]
+    times = {path: path.stat().st_mtime_ns for path in entry.path.iterdir()}
+    assert compute(tiny, store, where).key == entry.key
+    assert compute(tiny.pretraining, store, where).key == store.get(tiny.pretraining).key
+    assert calls == ["pretrain", "finetune"]
+    compute(replace(tiny, transfer=("qk",)), store, where)  # another arm shares the pretraining
+    compute(replace(tiny, model=replace(tiny.model, pooling="max")), store, where)
+    compute(replace(tiny, pretrain=None), store, where)
+    assert calls == ["pretrain", "finetune"] + 3 * ["finetune"]
+    assert {path: path.stat().st_mtime_ns for path in entry.path.iterdir()} == times
+    assert compute(tiny, store, where, recompute=True).key == entry.key
+    assert calls == ["pretrain", "finetune"] + 4 * ["finetune"]
+    assert len(list(store.entries())) == 5
+
+
+def test_two_who_want_the_same_compute_it_once(tiny, store, where, monkeypatch):
+    """The second one finds the result once it has the lock."""
+    original, calls = Store.lock, []
+
+    def lock(self, spec):
+        calls.append(spec)
+        if len(calls) == 1:  # somebody else is faster, between our look and our lock
+            compute(tiny.pretraining, Store(self.path), where)
+        return original(self, spec)
+
+    monkeypatch.setattr(Store, "lock", lock)
+    trained = []
+    train = execute.pretrain
+    monkeypatch.setattr(execute, "pretrain", lambda *a: (trained.append(1), train(*a))[1])
+    compute(tiny.pretraining, store, where).verify()
+    assert len(calls) == 2
+    assert len(trained) == 1
+
+
+def test_metrics_and_result(tiny, store, where):
+    entry = compute(tiny, store, where)
+    steps = [line["step"] for line in entry.metrics if "loss" in line]
+    assert steps == list(range(1, 13))
+    assert [line["step"] for line in entry.metrics if "best" in line] == [4, 8, 12]
+    assert {line["stage"] for line in entry.metrics} == {"finetune"}
+    assert entry.result["steps"] == 12
+    assert 0 <= entry.result["test_accuracy"] <= 1
+    pretraining = store.get(tiny.pretraining)
+    assert {line["stage"] for line in pretraining.metrics} == {"pretrain"}
+    assert "test_accuracy" not in pretraining.result
+    assert set(pretraining.result) >= {"val_loss", "val_accuracy", "steps", "best_step"}
+    environment = entry.environment
+    assert (environment["device"], environment["threads"]) == ("cpu", 1)
+    assert environment["versions"]["torch"] == torch.__version__
+    assert environment["seconds"] >= 0
+    assert json.loads(entry.read("config.json"))["numerics"] == NUMERICS
+
+
+@pytest.mark.parametrize("stage", ["pretrain", "finetune"])
+def test_a_diverged_training_keeps_its_log_and_can_be_tried_again(tiny, store, where, stage):
+    run = diverging(tiny, stage)
+    failing = run.pretraining if stage == "pretrain" else run
+    for _ in range(2):  # the second time from the start, not from what the first one left
+        with pytest.raises(DivergedError, match=f"{stage} diverged.*at step 2;"):
+            compute(run, store, Where(device="cpu", checkpoint_steps=1))
+        assert store.get(failing) is None
+        work = store.work_folder(failing)
+        assert sorted(p.name for p in work.iterdir()) == ["config.json", "error.txt", "metrics.jsonl"]
+        log = [json.loads(line) for line in (work / "metrics.jsonl").read_text().splitlines()]
+        assert [line["step"] for line in log] == [1, 2]
+        assert "at step 2" in (work / "error.txt").read_text()
+    assert store.get(run) is None
+    assert (store.get(run.pretraining) is None) is (stage == "pretrain")
+
+
+def test_a_retry_that_works_cleans_up(tiny, store, where, monkeypatch):
+    original = execute.pretrain
+
+    def failing(*arguments):
+        raise DivergedError("pretrain", 1, [{"stage": "pretrain", "step": 1, "loss": float("nan")}])
+
+    monkeypatch.setattr(execute, "pretrain", failing)
+    with pytest.raises(DivergedError):
+        compute(tiny, store, where)
+    monkeypatch.setattr(execute, "pretrain", original)
+    compute(tiny, store, where).verify()
+    assert list((store.path / ".work").iterdir()) == []
+
+
+def test_threads_are_set_and_put_back(tiny, store, monkeypatch):
+    during = []
+    original = execute.pretrain
+    monkeypatch.setattr(execute, "pretrain", lambda *a: (
+        during.append(torch.get_num_threads()), original(*a))[1])
+    before = torch.get_num_threads()
+    compute(tiny.pretraining, store, Where(device="cpu", threads=2))
+    assert during == [2]
+    assert torch.get_num_threads() == before
+
+
+@pytest.mark.parametrize(("device", "words"), [
+    ("gpu", "unknown device 'gpu'"), ("cuda:9", "sees 0 CUDA devices"), ("cuda", "--device cpu")])
+def test_devices_that_are_not_there(device, words, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(ConfigError, match=words):
+        Where(device=device).torch_device()
+
+
+def test_auto_is_a_gpu_if_there_is_one(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert Where().torch_device().type == "cpu"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert Where().torch_device().type == "cuda"
+
+
+def test_no_git_is_no_commit(monkeypatch):
+    def missing(*arguments, **options):
+        raise FileNotFoundError("git")
+
+    monkeypatch.setattr(execute.subprocess, "run", missing)
+    assert execute.commit() == ""
