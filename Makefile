@@ -87,7 +87,7 @@ $(READY): $(if $(WORKS),,broken)
 		echo "making $(VENV) with $$($$python --version)"; \
 		"$$python" -m venv --clear $(VENV); \
 	fi
-	@echo "installing the packages of requirements.lock into $(VENV)"
+	@echo "installing the packages of requirements.lock into $(VENV); this takes minutes the first time"
 	@$(BIN)/python -m pip install --quiet -r requirements.lock
 	@$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
 	@rm -f $(VENV)/.installed-*

@@ -32,7 +32,6 @@ def save(figure: Figure, name: str) -> Path:
     folder = (repository_root() or Path.cwd()) / "results" / "figures"
     folder.mkdir(parents=True, exist_ok=True)
     figure.savefig(folder / f"{name}.png")
-    plt.close(figure)
     return folder / f"{name}.png"
 
 
@@ -53,6 +52,12 @@ def use_style() -> None:
             "figure.constrained_layout.use": True,
         },
     )
+
+
+def _finished(figure: Figure) -> Figure:
+    """Take a figure out of pyplot's hands: a notebook would show it a second time."""
+    plt.close(figure)
+    return figure
 
 
 def arms(
@@ -103,7 +108,7 @@ def arms(
         if chance is not None:
             ax.axvline(chance, color="grey", ls="--", lw=1)
         ax.set(title=f"{facet} {panel}", xlabel=label, ylabel="")
-    return fig
+    return _finished(fig)
 
 
 def curves(
@@ -125,7 +130,8 @@ def curves(
         ax: draw into this one; None = a new figure.
         title: of the panel.
     """
-    if ax is None:
+    alone = ax is None
+    if alone:
         use_style()
         _, ax = plt.subplots(figsize=(7, 3.6))
     for arm, seeds in series.items():
@@ -142,7 +148,7 @@ def curves(
         ax.axhline(chance, color="grey", ls="--", lw=1, label=chance_label)
     ax.set(xlabel="step", ylabel=ylabel, title=title, ylim=(0, None))
     ax.legend(fontsize="small")
-    return ax.figure
+    return _finished(ax.figure) if alone else ax.figure
 
 
 def curve_panels(panels: dict[str, dict[str, Sequence[pd.DataFrame]]], **options) -> Figure:
@@ -153,7 +159,7 @@ def curve_panels(panels: dict[str, dict[str, Sequence[pd.DataFrame]]], **options
     )
     for ax, (title, series) in zip(axes[0], panels.items(), strict=True):
         curves(series, ax=ax, title=title, **options)
-    return fig
+    return _finished(fig)
 
 
 def attention_maps(maps: dict[str, Tensor], n_positions: int = 40) -> Figure:
@@ -172,7 +178,7 @@ def attention_maps(maps: dict[str, Tensor], n_positions: int = 40) -> Figure:
         ax.set(title=title, xlabel="key position", ylabel="query position")
         ax.grid(visible=False)
     fig.colorbar(image, ax=axes[0].tolist(), shrink=0.8, label="attention weight")
-    return fig
+    return _finished(fig)
 
 
 def by_distance(profiles: dict[str, tuple[list[int], list[float]]], uniform: float) -> Figure:
@@ -189,7 +195,7 @@ def by_distance(profiles: dict[str, tuple[list[int], list[float]]], uniform: flo
     ax.axhline(uniform, color="grey", ls="--", lw=1, label="uniform")
     ax.set(xlabel="distance of the key from the query", ylabel="mean attention weight")
     ax.legend()
-    return fig
+    return _finished(fig)
 
 
 def against_labels(table: pd.DataFrame, *, columns: dict[str, tuple[str, str]]) -> Figure:
@@ -231,7 +237,7 @@ def against_labels(table: pd.DataFrame, *, columns: dict[str, tuple[str, str]]) 
     ax.set_xticks(ticks, [str(t) for t in ticks])
     ax.minorticks_off()
     ax.legend()
-    return fig
+    return _finished(fig)
 
 
 def image_rows(rows: dict[str, tuple[np.ndarray, np.ndarray | None]], side: int) -> Figure:
@@ -253,4 +259,4 @@ def image_rows(rows: dict[str, tuple[np.ndarray, np.ndarray | None]], side: int)
             ax.set(xticks=[], yticks=[])
             ax.grid(visible=False)
         line[0].set_ylabel(title, rotation=0, ha="right", va="center")
-    return fig
+    return _finished(fig)

@@ -116,16 +116,18 @@ def effects(rows: dict[str, Interval], scale: float = 100.0, unit: str = "points
     return pd.DataFrame(shown).set_index("comparison")
 
 
-def glue_means(table: pd.DataFrame, names: dict[str, str], column: str) -> None:
-    """Glue the mean of a column over all rows of an arm, under a name that prose can refer to.
+def glue_accuracy(table: pd.DataFrame, prefixes: dict[str, str]) -> None:
+    """Glue mean, minimum and maximum of an arm's test accuracy for use in prose.
 
     Args:
         table: one row per Run.
-        names: name to glue by arm.
-        column: whose mean.
+        prefixes: by arm; prefix ``spt`` gives ``spt_acc``, ``spt_min`` and ``spt_max``.
     """
-    for arm, name in names.items():
-        glue(name, float(table.loc[table["arm"] == arm, column].mean()), display=False)
+    for arm, prefix in prefixes.items():
+        values = table.loc[table["arm"] == arm, "test_accuracy"]
+        glue(f"{prefix}_acc", float(values.mean()), display=False)
+        glue(f"{prefix}_min", float(values.min()), display=False)
+        glue(f"{prefix}_max", float(values.max()), display=False)
 
 
 def verdicts(rules: Sequence[tuple[str, Sequence[bool]]]) -> pd.DataFrame:

@@ -61,7 +61,15 @@ def where() -> Where:
 @pytest.fixture
 def python():
     """Run Python code or arguments in a process of its own; returns the finished process."""
+
     def call(*arguments: str, **environment: str) -> subprocess.CompletedProcess:
-        return subprocess.run([sys.executable, *arguments], capture_output=True, text=True,
-                              timeout=100, env={**os.environ, **environment}, check=False)
+        return subprocess.run(
+            [sys.executable, *arguments],
+            capture_output=True,
+            text=True,
+            timeout=100,
+            env={**os.environ, **environment},
+            check=False,
+        )
+
     return call

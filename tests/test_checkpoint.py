@@ -30,9 +30,11 @@ class Killed(BaseException):
 
 def interrupt(stage: str, at: int):
     """A progress callback that ends the process's work at a step of a stage."""
+
     def callback(name, step, n_steps, loss):
         if name == stage and step >= at:
             raise Killed
+
     return callback
 
 
@@ -57,12 +59,13 @@ def results(store: Store, spec) -> list[bytes]:
 # --- killed in mid-pretraining: a real process, a real SIGKILL ----------------------------------
 
 KILL_ME = """
-import json, sys
+import json, sys, time
 from sptlib.config import from_dict
 from sptlib.execute import Where, compute
 from sptlib.store import Store
+slowly = lambda *values: time.sleep(0.05)  # so that there is time to kill it
 compute(from_dict(json.loads(sys.argv[1])), Store(sys.argv[2]),
-        Where(device="cpu", checkpoint_steps=7))
+        Where(device="cpu", checkpoint_steps=7, progress=slowly))
 """
 
 
@@ -70,8 +73,10 @@ def test_killed_pretraining_resumes_and_ends_in_the_same_bytes(tiny, tmp_path, m
     run = replace(tiny, pretrain=replace(tiny.pretrain, epochs=300, n_evals=40))  # 900 steps
     store = Store(tmp_path / "killed")
     file = store.work_folder(run.pretraining) / "checkpoint.safetensors"
-    process = subprocess.Popen([sys.executable, "-c", KILL_ME, json.dumps(to_dict(run)),
-                                str(store.path)], stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        [sys.executable, "-c", KILL_ME, json.dumps(to_dict(run)), str(store.path)],
+        stderr=subprocess.PIPE,
+    )
     try:
         end = time.monotonic() + 90
         while not file.exists():
@@ -99,17 +104,28 @@ def test_killed_pretraining_resumes_and_ends_in_the_same_bytes(tiny, tmp_path, m
 
 # --- in process ---------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("options", [{}, {"weight_decay": 0.1, "clip": 0.5}, {"patience": 4}], ids=str)
+
+@pytest.mark.parametrize(
+    "options", [{}, {"weight_decay": 0.1, "clip": 0.5}, {"patience": 4}], ids=str
+)
 @pytest.mark.parametrize("stage", ["pretrain", "finetune"])
-def test_interrupted_training_ends_in_the_same_bytes(tiny, tmp_path, monkeypatch, where, stage, options):
-    run = replace(tiny, model=replace(tiny.model, dropout=0.2), freeze=("vo",),
-                  **{stage: replace(getattr(tiny, stage), epochs=10, n_evals=9, **options)})
+def test_interrupted_training_ends_in_the_same_bytes(
+    tiny, tmp_path, monkeypatch, where, stage, options
+):
+    run = replace(
+        tiny,
+        model=replace(tiny.model, dropout=0.2),
+        freeze=("vo",),
+        **{stage: replace(getattr(tiny, stage), epochs=10, n_evals=9, **options)},
+    )
     store, undisturbed = Store(tmp_path / "a"), Store(tmp_path / "b")
     compute(run, undisturbed, where)
     steps = count_steps(monkeypatch)
     for at in (5, 12):  # twice, and the second time from the first one's checkpoint
         with pytest.raises(Killed):
-            compute(run, store, Where(device="cpu", checkpoint_steps=3, progress=interrupt(stage, at)))
+            compute(
+                run, store, Where(device="cpu", checkpoint_steps=3, progress=interrupt(stage, at))
+            )
     compute(run, store, Where(device="cpu", checkpoint_steps=3))
     mine = [step for name, step in steps if name == stage]
     starts = [i for i in range(1, len(mine)) if mine[i] <= mine[i - 1]]
@@ -140,16 +156,24 @@ def _truncate(path):
     path.write_bytes(path.read_bytes()[:-10])
 
 
-@pytest.mark.parametrize("spoil", [
-    _truncate, lambda path: path.write_bytes(b""), lambda path: path.write_bytes(b"\0" * 500),
-    lambda path: path.write_bytes(b"not a checkpoint at all"),
-    lambda path: path.rename(path.with_suffix(".tmp"))],
-    ids=["truncated", "empty", "zeros", "text", "only a draft"])
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        _truncate,
+        lambda path: path.write_bytes(b""),
+        lambda path: path.write_bytes(b"\0" * 500),
+        lambda path: path.write_bytes(b"not a checkpoint at all"),
+        lambda path: path.rename(path.with_suffix(".tmp")),
+    ],
+    ids=["truncated", "empty", "zeros", "text", "only a draft"],
+)
 def test_an_unreadable_checkpoint_is_as_good_as_none(tiny, tmp_path, monkeypatch, where, spoil):
     store = Store(tmp_path / "a")
     with pytest.raises(Killed):
-        compute(tiny, store, Where(device="cpu", checkpoint_steps=3, progress=interrupt("pretrain", 8)))
-    file, = store.path.glob(".work/*/checkpoint.safetensors")
+        compute(
+            tiny, store, Where(device="cpu", checkpoint_steps=3, progress=interrupt("pretrain", 8))
+        )
+    (file,) = store.path.glob(".work/*/checkpoint.safetensors")
     spoil(file)
     steps = count_steps(monkeypatch)
     compute(tiny, store, where)
@@ -160,6 +184,7 @@ def test_an_unreadable_checkpoint_is_as_good_as_none(tiny, tmp_path, monkeypatch
 
 
 # --- the class by itself ------------------------------------------------------------------------
+
 
 def make(seed: int, tiny):
     data = tasks.load(tiny.task, 0)

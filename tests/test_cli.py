@@ -17,9 +17,11 @@ QUICK = (*SMOKE, "--set", "pretrain.epochs=0.5", "--set", "finetune.epochs=0.5")
 @pytest.fixture
 def sptlib(store):
     """Run a command on a store of the test's own."""
+
     def call(*arguments: str) -> Result:
         takes_store = arguments[0] in ("train", "sweep", "runs")
         return CliRunner().invoke(main, [*arguments, *(("--store", str(store.path)) * takes_store)])
+
     return call
 
 
@@ -38,48 +40,61 @@ def nothing_stored(store: Store) -> bool:
 
 # --- bad input ----------------------------------------------------------------------------------
 
+
 def with_set(*changes: str) -> tuple[str, ...]:
     return (*SMOKE, *(word for change in changes for word in ("--set", change)))
 
 
-@pytest.mark.parametrize(("arguments", "words"), [
-    ((*SMOKE, "--task", "neighbour"), "did you mean 'neighbor'?"),
-    (("train", "--preset", "smoky"), "did you mean 'smoke'?"),
-    (with_set("finetune.lrr=1"), "did you mean 'finetune.lr'?"),
-    (with_set("width=8"), "unknown field 'width'"),
-    (with_set("task.name=imge"), "did you mean 'image'?"),
-    (with_set("model.width"), "FIELD=VALUE"),
-    (with_set("model.width=[1"), "cannot read the value"),
-    ((*SMOKE, "--transfer", "qkv"), "did you mean 'qkvo'?"),
-    ((*SMOKE, "--freeze", "qk,atention"), "unknown parameter group 'atention'"),
-    ((*SMOKE, "--freeze", "all,head"), "nothing is left to train"),
-    ((*SMOKE, "--scratch", "--set", "pretrain.lr=1"), "unknown field 'pretrain.lr'"),
-    (with_set("model.max_len=5"), "max_len=5"),
-    (with_set("model.width=-8"), "model.width"),
-    (with_set("model.n_layers=0"), "model.n_layers"),
-    (with_set("task.n_train=0"), "task.n_train"),
-    (with_set("task.length=many"), "task.length"),
-    (with_set("finetune.batch_size=-1"), "finetune.batch_size"),
-    (with_set("model.n_heads=3"), "n_heads=3 does not divide width=8"),
-    (with_set("pretrain.mask_ratio=0"), "pretrain.mask_ratio"),
-    (with_set("pretrain.mask_ratio=1.0"), "pretrain.mask_ratio"),
-    (with_set("pretrain.mask_ratio=nan"), "pretrain.mask_ratio"),
-    (with_set("pretrain.mask_ratio=-0.5"), "pretrain.mask_ratio"),
-    ((*SMOKE[:-1], "gpu"), "unknown device 'gpu'"),
-    (("sweep", "synthetik"), "did you mean 'synthetic'?"),
-    (("sweep", "synthetic", "--preset", "smoky"), "did you mean 'smoke'?"),
-    (("runs", "show", "abc"), "runs ls"),
-    (("runs", "export", "/no/such/folder/x.csv"), "/no/such/folder/x.csv"),
-], ids=lambda value: " ".join(value[-2:]) if isinstance(value, tuple) else "")
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((*SMOKE, "--task", "neighbour"), "did you mean 'neighbor'?"),
+        (("train", "--preset", "smoky"), "did you mean 'smoke'?"),
+        (with_set("finetune.lrr=1"), "did you mean 'finetune.lr'?"),
+        (with_set("width=8"), "unknown field 'width'"),
+        (with_set("task.name=imge"), "did you mean 'image'?"),
+        (with_set("model.width"), "FIELD=VALUE"),
+        (with_set("model.width=[1"), "cannot read the value"),
+        ((*SMOKE, "--transfer", "qkv"), "did you mean 'qkvo'?"),
+        ((*SMOKE, "--freeze", "qk,atention"), "unknown parameter group 'atention'"),
+        ((*SMOKE, "--freeze", "all,head"), "nothing is left to train"),
+        ((*SMOKE, "--scratch", "--set", "pretrain.lr=1"), "unknown field 'pretrain.lr'"),
+        (with_set("model.max_len=5"), "max_len=5"),
+        (with_set("model.width=-8"), "model.width"),
+        (with_set("model.n_layers=0"), "model.n_layers"),
+        (with_set("task.n_train=0"), "task.n_train"),
+        (with_set("task.length=many"), "task.length"),
+        (with_set("finetune.batch_size=-1"), "finetune.batch_size"),
+        (with_set("model.n_heads=3"), "n_heads=3 does not divide width=8"),
+        (with_set("pretrain.mask_ratio=0"), "pretrain.mask_ratio"),
+        (with_set("pretrain.mask_ratio=1.0"), "pretrain.mask_ratio"),
+        (with_set("pretrain.mask_ratio=nan"), "pretrain.mask_ratio"),
+        (with_set("pretrain.mask_ratio=-0.5"), "pretrain.mask_ratio"),
+        ((*SMOKE[:-1], "gpu"), "unknown device 'gpu'"),
+        (("sweep", "synthetik"), "did you mean 'synthetic'?"),
+        (("sweep", "synthetic", "--preset", "smoky"), "did you mean 'smoke'?"),
+        (("runs", "show", "abc"), "runs ls"),
+        (("runs", "export", "/no/such/folder/x.csv"), "/no/such/folder/x.csv"),
+    ],
+    ids=lambda value: " ".join(value[-2:]) if isinstance(value, tuple) else "",
+)
 def test_bad_input_is_refused_in_a_line_and_leaves_nothing(sptlib, store, arguments, words):
     assert_short_error(sptlib(*arguments), words)
     assert nothing_stored(store)
 
 
-@pytest.mark.parametrize(("arguments", "words"), [
-    (("trian",), "Did you mean 'train'"), (("train", "--seed", "-1"), "'--seed'"),
-    (("train", "--threads", "0"), "'--threads'"), (("sweep", "synthetic", "--seeds", "0"), "'--seeds'"),
-    (("runs", "verify", "--fix"), "`sptlib runs verify -h`"), (("sweep",), "EXPERIMENT")], ids=str)
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("trian",), "Did you mean 'train'"),
+        (("train", "--seed", "-1"), "'--seed'"),
+        (("train", "--threads", "0"), "'--threads'"),
+        (("sweep", "synthetic", "--seeds", "0"), "'--seeds'"),
+        (("runs", "verify", "--fix"), "`sptlib runs verify -h`"),
+        (("sweep",), "EXPERIMENT"),
+    ],
+    ids=str,
+)
 def test_wrong_usage_is_refused_in_a_line(arguments, words):
     assert_short_error(CliRunner().invoke(main, list(arguments)), words, code=2)
 
@@ -110,17 +125,18 @@ def test_divergence_stops_and_keeps_the_log(sptlib, store):
     assert "at step 2" in done.stderr
     assert "Traceback" not in done.stderr
     assert len(list(store.entries())) == 1  # the pretraining
-    log, = store.path.glob(".work/*/metrics.jsonl")
+    (log,) = store.path.glob(".work/*/metrics.jsonl")
     assert json.loads(log.read_text().splitlines()[-1])["step"] == 2
     assert sptlib(*SMOKE).exit_code == 0
 
 
 # --- train --------------------------------------------------------------------------------------
 
+
 def test_train_says_what_came_out_and_where_it_is(sptlib, store):
     done = sptlib(*QUICK, "--seed", "3", "--transfer", "qk,mlp", "--freeze", "norm")
     assert done.exit_code == 0, done.stderr
-    run, = (e for e in store.entries() if e.path.name in done.stdout)
+    (run,) = (e for e in store.entries() if e.path.name in done.stdout)
     assert done.stdout.splitlines()[-1] == f"stored in {run.path}"
     assert f"test accuracy {run.result['test_accuracy']:.4f}" in done.stdout
     assert (run.spec.seed, run.spec.transfer, run.spec.freeze) == (3, ("qk", "mlp"), ("norm",))
@@ -133,10 +149,15 @@ def test_train_says_what_came_out_and_where_it_is(sptlib, store):
 
 def test_train_from_scratch_and_on_another_task(sptlib, store):
     assert sptlib(*SMOKE, "--scratch").exit_code == 0
-    entry, = store.entries()
+    (entry,) = store.entries()
     assert entry.spec.pretrain is None
-    done = sptlib(*QUICK, "--set", "pretrain.task={name: image, n_train: 40, n_val: 9, n_test: 9}",
-                  "--set", "model.positions=learned")
+    done = sptlib(
+        *QUICK,
+        "--set",
+        "pretrain.task={name: image, n_train: 40, n_val: 9, n_test: 9}",
+        "--set",
+        "model.positions=learned",
+    )
     assert done.exit_code == 0, done.stderr
     assert "did not fit and started at random: position, embed.weight" in done.stdout
 
@@ -152,14 +173,24 @@ def test_recompute_mends_a_damaged_entry(sptlib, store):
 
 
 def test_values_are_read_as_yaml():
-    read = {"2": 2, "1e-3": 1e-3, "0.5": 0.5, "true": True, "null": None, "": None, "text": "text",
-            "[0, 1, 5]": [0, 1, 5], "{a: 1}": {"a": 1}}
+    read = {
+        "2": 2,
+        "1e-3": 1e-3,
+        "0.5": 0.5,
+        "true": True,
+        "null": None,
+        "": None,
+        "text": "text",
+        "[0, 1, 5]": [0, 1, 5],
+        "{a: 1}": {"a": 1},
+    }
     for text, value in read.items():
         assert _value(text) == value
         assert type(_value(text)) is type(value)
 
 
 # --- runs ---------------------------------------------------------------------------------------
+
 
 @pytest.fixture
 def filled(sptlib, store) -> Store:
@@ -168,7 +199,7 @@ def filled(sptlib, store) -> Store:
 
 
 def test_ls_show_and_export(sptlib, filled, tmp_path):
-    run, = (e for e in filled.entries() if "test_accuracy" in e.result)
+    (run,) = (e for e in filled.entries() if "test_accuracy" in e.result)
     listed = sptlib("runs", "ls").stdout
     assert len(listed.splitlines()) == 3
     assert f"{run.key}  neighbor  seed 0  spt[embed,qk,vo,mlp,norm]" in listed
@@ -178,16 +209,21 @@ def test_ls_show_and_export(sptlib, filled, tmp_path):
     assert shown["config"] == json.loads(run.read("config.json"))
     assert sptlib("runs", "export", str(tmp_path / "x.csv")).exit_code == 0
     with (tmp_path / "x.csv").open() as file:
-        row, = csv.DictReader(file)
+        (row,) = csv.DictReader(file)
     assert row["key"] == run.key
     assert float(row["test_accuracy"]) == run.result["test_accuracy"]
     assert (row["task.name"], row["model.width"]) == ("neighbor", "8")
 
 
-@pytest.mark.parametrize("spoil", [
-    lambda path: path.write_bytes(path.read_bytes()[:-9]),
-    lambda path: path.write_bytes(path.read_bytes()[:-9] + b"?" * 9), Path.unlink],
-    ids=["truncated", "altered", "missing"])
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda path: path.write_bytes(path.read_bytes()[:-9]),
+        lambda path: path.write_bytes(path.read_bytes()[:-9] + b"?" * 9),
+        Path.unlink,
+    ],
+    ids=["truncated", "altered", "missing"],
+)
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json", "manifest.json"])
 def test_verify_finds_damage_and_repair_removes_it(sptlib, filled, name, spoil):
     clean = sptlib("runs", "verify")

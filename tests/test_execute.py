@@ -1,4 +1,4 @@
-"""From a Run to its stored result: computed once, the same bytes everywhere, no damage by failure."""
+"""From a Run to its stored result: computed once, everywhere the same bytes, unhurt by failures."""
 
 import json
 from dataclasses import replace
@@ -48,8 +48,11 @@ def test_nothing_is_computed_twice(tiny, store, where, monkeypatch):
     calls = []
     for name in ("pretrain", "finetune"):
         original = getattr(execute, name)
-        monkeypatch.setattr(execute, name, lambda *a, original=original, name=name: (
-            calls.append(name), original(*a))[1])
+        monkeypatch.setattr(
+            execute,
+            name,
+            lambda *a, original=original, name=name: (calls.append(name), original(*a))[1],
+        )
     entry = compute(tiny, store, where)
     assert calls == ["pretrain", "finetune"]
     times = {path: path.stat().st_mtime_ns for path in entry.path.iterdir()}
@@ -113,7 +116,11 @@ def test_a_diverged_training_keeps_its_log_and_can_be_tried_again(tiny, store, w
             compute(run, store, Where(device="cpu", checkpoint_steps=1))
         assert store.get(failing) is None
         work = store.work_folder(failing)
-        assert sorted(p.name for p in work.iterdir()) == ["config.json", "error.txt", "metrics.jsonl"]
+        assert sorted(p.name for p in work.iterdir()) == [
+            "config.json",
+            "error.txt",
+            "metrics.jsonl",
+        ]
         log = [json.loads(line) for line in (work / "metrics.jsonl").read_text().splitlines()]
         assert [line["step"] for line in log] == [1, 2]
         assert "at step 2" in (work / "error.txt").read_text()
@@ -138,16 +145,19 @@ def test_a_retry_that_works_cleans_up(tiny, store, where, monkeypatch):
 def test_threads_are_set_and_put_back(tiny, store, monkeypatch):
     during = []
     original = execute.pretrain
-    monkeypatch.setattr(execute, "pretrain", lambda *a: (
-        during.append(torch.get_num_threads()), original(*a))[1])
+    monkeypatch.setattr(
+        execute, "pretrain", lambda *a: (during.append(torch.get_num_threads()), original(*a))[1]
+    )
     before = torch.get_num_threads()
     compute(tiny.pretraining, store, Where(device="cpu", threads=2))
     assert during == [2]
     assert torch.get_num_threads() == before
 
 
-@pytest.mark.parametrize(("device", "words"), [
-    ("gpu", "unknown device 'gpu'"), ("cuda:9", "sees 0 CUDA devices"), ("cuda", "--device cpu")])
+@pytest.mark.parametrize(
+    ("device", "words"),
+    [("gpu", "unknown device 'gpu'"), ("cuda:9", "sees 0 CUDA devices"), ("cuda", "--device cpu")],
+)
 def test_devices_that_are_not_there(device, words, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     with pytest.raises(ConfigError, match=words):

@@ -29,14 +29,25 @@ SMALL = {"batch_size": 16, "warmup_steps": 5, "n_evals": 2, "epochs": 5}  # 20 s
 NEIGHBOR = Run(
     task=NeighborConfig(length=20, n_train=64, n_val=16, n_test=16),
     model=ModelConfig(width=16, n_heads=2),
-    pretrain=PretrainConfig(**SMALL), transfer=("qk",), finetune=FinetuneConfig(**SMALL),
+    pretrain=PretrainConfig(**SMALL),
+    transfer=("qk",),
+    finetune=FinetuneConfig(**SMALL),
 )
 IMAGE = Run(
     task=ImageConfig(tokenised=False, n_train=64, n_val=16, n_test=16),
-    model=ModelConfig(width=16, n_layers=2, n_heads=4, positions="rope", pooling="max",
-                      init="torch", head_hidden=True),  # dropout's bits differ between platforms
+    model=ModelConfig(
+        width=16,
+        n_layers=2,
+        n_heads=4,
+        positions="rope",
+        pooling="max",
+        init="torch",
+        head_hidden=True,
+    ),  # dropout's bits differ between platforms
     pretrain=PretrainConfig(**SMALL, mask="span", mask_ratio=0.5, lr=1e-3),
-    finetune=FinetuneConfig(**SMALL, lr=1e-3, clip=1.0, weight_decay=0.01), freeze=("embed",), seed=3,
+    finetune=FinetuneConfig(**SMALL, lr=1e-3, clip=1.0, weight_decay=0.01),
+    freeze=("embed",),
+    seed=3,
 )
 CASES = {
     "neighbor, pretraining": NEIGHBOR.pretraining,
@@ -53,8 +64,10 @@ def losses(spec, store: Store) -> list[float]:
 
 
 def advice() -> str:
-    return ("the trainer's numbers have changed. If that is intended, bump NUMERICS in "
-            f"sptlib/config.py (now {config.NUMERICS}) and run: python tests/test_golden.py --write")
+    return (
+        "the trainer's numbers have changed. If that is intended, bump NUMERICS in "
+        f"sptlib/config.py (now {config.NUMERICS}) and run: python tests/test_golden.py --write"
+    )
 
 
 def write(path: Path, found: dict[str, list[float]]) -> None:
@@ -62,7 +75,8 @@ def write(path: Path, found: dict[str, list[float]]) -> None:
     if path.exists():
         old = json.loads(path.read_text())
         same = old["losses"].keys() <= found.keys() and all(
-            found[name] == pytest.approx(values, rel=RTOL) for name, values in old["losses"].items())
+            found[name] == pytest.approx(values, rel=RTOL) for name, values in old["losses"].items()
+        )
         if old["numerics"] == config.NUMERICS and not same:
             raise SystemExit(f"{path} is left as it is: {advice()}")
     path.write_text(json.dumps({"numerics": config.NUMERICS, "losses": found}, indent=1) + "\n")
@@ -78,8 +92,9 @@ def test_golden_losses(name, store):
 
 def test_golden_losses_are_those_of_this_numerics():
     golden = json.loads(FILE.read_text())
-    assert golden["numerics"] == config.NUMERICS, \
+    assert golden["numerics"] == config.NUMERICS, (
         "NUMERICS was bumped: write the golden losses anew with python tests/test_golden.py --write"
+    )
     assert set(golden["losses"]) == set(CASES)
 
 
@@ -94,7 +109,10 @@ def test_write_refuses_other_numbers_under_the_same_numerics(tmp_path, monkeypat
     assert path.read_text() == before
     monkeypatch.setattr(config, "NUMERICS", config.NUMERICS + 1)
     write(path, {"a": [1.0, 2.1]})
-    assert json.loads(path.read_text()) == {"numerics": config.NUMERICS, "losses": {"a": [1.0, 2.1]}}
+    assert json.loads(path.read_text()) == {
+        "numerics": config.NUMERICS,
+        "losses": {"a": [1.0, 2.1]},
+    }
 
 
 def test_results_of_an_older_numerics_are_not_served(tiny, store, where, monkeypatch):

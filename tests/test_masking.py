@@ -1,4 +1,4 @@
-"""Masks: the expected ratio, never on padding, at least one, in runs; and the loss taken on them."""
+"""Masks: the expected ratio, never on padding, at least one, in runs; and the loss on them."""
 
 import pytest
 import torch
@@ -19,8 +19,13 @@ kinds = st.sampled_from(["token", "span"])
 ratios = st.floats(0.001, 0.999)
 
 
-@given(kind=kinds, ratio=ratios, span=st.integers(1, 12), seed=st.integers(0, 999),
-       lengths=st.lists(st.integers(1, 9), min_size=1, max_size=5))
+@given(
+    kind=kinds,
+    ratio=ratios,
+    span=st.integers(1, 12),
+    seed=st.integers(0, 999),
+    lengths=st.lists(st.integers(1, 9), min_size=1, max_size=5),
+)
 def test_at_least_one_and_never_padding(kind, ratio, span, seed, lengths):
     lengths = torch.tensor(lengths)
     hidden = mask(len(lengths), 9, lengths, seed, mask=kind, mask_ratio=ratio, span_length=span)
@@ -88,5 +93,7 @@ def test_loss_is_taken_at_hidden_positions_only():
     by_hand = sum(abs(float(values[r]) - int(pixels[r]) / 16) for r in rows) / 3
     assert float(reconstruction_loss(values, pixels, hidden, 16.0)) == pytest.approx(by_hand)
     changed = values + ~hidden * 100.0
-    assert torch.equal(reconstruction_loss(values, pixels, hidden, 16.0),
-                       reconstruction_loss(changed, pixels, hidden, 16.0))
+    assert torch.equal(
+        reconstruction_loss(values, pixels, hidden, 16.0),
+        reconstruction_loss(changed, pixels, hidden, 16.0),
+    )

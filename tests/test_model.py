@@ -1,4 +1,4 @@
-"""The model: against PyTorch's own encoder, against its attention maps, and what padding may change."""
+"""The model: against PyTorch's encoder, against its attention maps, and what padding may change."""
 
 import pytest
 import torch
@@ -20,8 +20,14 @@ def make(kind: str = "tokens", max_len: int = T, **config) -> Transformer:
     """A model in which every parameter, norms and biases included, is away from its default."""
     torch.manual_seed(0)
     config = {"width": 16, "n_layers": 2, "n_heads": 4, **config}
-    model = Transformer(ModelConfig(**config), kind=kind, n_classes=3, max_len=max_len,
-                        vocab_size=V if kind == "tokens" else 0, scale=16.0)
+    model = Transformer(
+        ModelConfig(**config),
+        kind=kind,
+        n_classes=3,
+        max_len=max_len,
+        vocab_size=V if kind == "tokens" else 0,
+        scale=16.0,
+    )
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.2)
@@ -35,35 +41,50 @@ def inputs(kind: str, seed: int = 1) -> torch.Tensor:
 
 # --- two routes ---------------------------------------------------------------------------------
 
+
 def torch_encoder(model: Transformer, config: ModelConfig) -> nn.TransformerEncoder:
     """PyTorch's encoder with the weights of ours."""
     layer = nn.TransformerEncoderLayer(
-        config.width, config.n_heads, int(config.width * config.mlp_ratio), dropout=0.0,
-        activation="gelu", batch_first=True, norm_first=True)
-    encoder = nn.TransformerEncoder(layer, config.n_layers, norm=nn.LayerNorm(config.width),
-                                    enable_nested_tensor=False)
+        config.width,
+        config.n_heads,
+        int(config.width * config.mlp_ratio),
+        dropout=0.0,
+        activation="gelu",
+        batch_first=True,
+        norm_first=True,
+    )
+    encoder = nn.TransformerEncoder(
+        layer, config.n_layers, norm=nn.LayerNorm(config.width), enable_nested_tensor=False
+    )
     with torch.no_grad():
         for theirs, ours in zip(encoder.layers, model.blocks, strict=True):
             a = ours.attention
             theirs.self_attn.in_proj_weight.copy_(torch.cat([a.q.weight, a.k.weight, a.v.weight]))
             theirs.self_attn.in_proj_bias.copy_(torch.cat([a.q.bias, a.k.bias, a.v.bias]))
-            for mine, other in ((theirs.self_attn.out_proj, a.o), (theirs.linear1, ours.mlp[0]),
-                                (theirs.linear2, ours.mlp[2]), (theirs.norm1, ours.norm1),
-                                (theirs.norm2, ours.norm2)):
+            for mine, other in (
+                (theirs.self_attn.out_proj, a.o),
+                (theirs.linear1, ours.mlp[0]),
+                (theirs.linear2, ours.mlp[2]),
+                (theirs.norm1, ours.norm1),
+                (theirs.norm2, ours.norm2),
+            ):
                 mine.load_state_dict(other.state_dict())
         encoder.norm.load_state_dict(model.norm.state_dict())
     return encoder.eval()
 
 
 @pytest.mark.parametrize("length", [None, LENGTHS], ids=["full", "padded"])
-@pytest.mark.parametrize(("n_layers", "n_heads", "mlp_ratio"), [(1, 1, 2.0), (2, 4, 1.0), (4, 8, 4.0)])
+@pytest.mark.parametrize(
+    ("n_layers", "n_heads", "mlp_ratio"), [(1, 1, 2.0), (2, 4, 1.0), (4, 8, 4.0)]
+)
 def test_equals_torch_transformer_encoder(n_layers, n_heads, mlp_ratio, length):
     config = ModelConfig(width=32, n_layers=n_layers, n_heads=n_heads, mlp_ratio=mlp_ratio)
     model = make(**{f: getattr(config, f) for f in ("width", "n_layers", "n_heads", "mlp_ratio")})
     x, keep = inputs("tokens"), keep_mask(inputs("tokens"), length)
     ours = model(x, None, length)
     theirs = torch_encoder(model, config)(
-        model._embed(x, None), src_key_padding_mask=None if keep is None else ~keep)
+        model._embed(x, None), src_key_padding_mask=None if keep is None else ~keep
+    )
     valid = slice(None) if keep is None else keep
     torch.testing.assert_close(ours[valid], theirs[valid], rtol=1e-5, atol=1e-5)
     assert ours.std() > 0.1  # it is not the comparison of two constants
@@ -99,6 +120,7 @@ def test_order_matters_exactly_when_positions_are_given(positions):
 
 # --- no leak ------------------------------------------------------------------------------------
 
+
 @pytest.mark.parametrize("length", [None, LENGTHS], ids=["full", "padded"])
 @pytest.mark.parametrize("kind", ["tokens", "pixels"])
 def test_hidden_values_do_not_reach_the_reconstruction(kind, length):
@@ -108,8 +130,9 @@ def test_hidden_values_do_not_reach_the_reconstruction(kind, length):
     assert not torch.equal(changed, x)
     before, after = (model.reconstruct(v, hidden, length) for v in (x, changed))
     assert torch.equal(before, after)
-    assert torch.equal(model.attention_maps(x, hidden, length),
-                       model.attention_maps(changed, hidden, length))
+    assert torch.equal(
+        model.attention_maps(x, hidden, length), model.attention_maps(changed, hidden, length)
+    )
     visible = torch.where(hidden, x, other)
     assert not torch.allclose(before, model.reconstruct(visible, hidden, length))
 
@@ -139,8 +162,8 @@ def test_padding_does_not_reach_the_class(kind, positions, pooling):
     longer = torch.cat([x, other], dim=1)
     torch.testing.assert_close(model.classify(longer, LENGTHS), before, rtol=1e-5, atol=1e-5)
     for row, n in enumerate(LENGTHS.tolist()):
-        alone = model.classify(x[row:row + 1, :n])
-        torch.testing.assert_close(alone, before[row:row + 1], rtol=1e-5, atol=1e-5)
+        alone = model.classify(x[row : row + 1, :n])
+        torch.testing.assert_close(alone, before[row : row + 1], rtol=1e-5, atol=1e-5)
     full = torch.full((B,), T)
     torch.testing.assert_close(model.classify(x, full), model.classify(x), rtol=1e-5, atol=1e-5)
     assert not torch.allclose(model.classify(x), before, atol=1e-3)
@@ -150,10 +173,15 @@ def test_pool_reads_the_valid_positions():
     h = torch.tensor([[[1.0], [5.0], [3.0]], [[-2.0], [-4.0], [9.0]]])
     keep = torch.tensor([[True, True, True], [True, True, False]])
     assert [pool(h, None, how).flatten().tolist() for how in POOLINGS] == [[3, 1], [5, 9], [3, 9]]
-    assert [pool(h, keep, how).flatten().tolist() for how in POOLINGS] == [[3, -3], [5, -2], [3, -4]]
+    assert [pool(h, keep, how).flatten().tolist() for how in POOLINGS] == [
+        [3, -3],
+        [5, -2],
+        [3, -4],
+    ]
 
 
 # --- heads and construction ---------------------------------------------------------------------
+
 
 @pytest.mark.parametrize(("kind", "shape"), [("tokens", (B, T, V)), ("pixels", (B, T))])
 def test_shapes(kind, shape):

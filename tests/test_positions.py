@@ -35,8 +35,8 @@ def test_rope_scores_depend_on_the_distance_only(i, j, shift):
     cos, sin = (table.double() for table in rope_table(64, 8))
 
     def score(a: int, b: int) -> float:
-        q_a = rotate(q[None], cos[a:a + 1], sin[a:a + 1])
-        k_b = rotate(k[None], cos[b:b + 1], sin[b:b + 1])
+        q_a = rotate(q[None], cos[a : a + 1], sin[a : a + 1])
+        k_b = rotate(k[None], cos[b : b + 1], sin[b : b + 1])
         return float((q_a * k_b).sum())
 
     assert score(i, j) == pytest.approx(score(i + shift, j + shift), abs=1e-5)

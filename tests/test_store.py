@@ -14,9 +14,12 @@ from sptlib.errors import StoreError
 from sptlib.execute import compute
 from sptlib.store import FILES, Store, default_path, repository_root
 
-CONTENT = {"metrics": [{"step": 1, "loss": 0.1 + 0.2}, {"step": 2, "loss": 1e-30}],
-           "result": {"test_accuracy": 1 / 3}, "model": {"a.weight": torch.arange(6.0).view(2, 3)},
-           "environment": {"seconds": 1.5}}
+CONTENT = {
+    "metrics": [{"step": 1, "loss": 0.1 + 0.2}, {"step": 2, "loss": 1e-30}],
+    "result": {"test_accuracy": 1 / 3},
+    "model": {"a.weight": torch.arange(6.0).view(2, 3)},
+    "environment": {"seconds": 1.5},
+}
 
 
 def test_what_is_put_is_got(tiny, store):
@@ -55,9 +58,10 @@ def test_a_failure_while_writing_leaves_no_entry(tiny, store, monkeypatch, name)
             raise OSError("disk full")
         return write(self, data)
 
-    with monkeypatch.context() as patch, pytest.raises(OSError, match="disk full"):
+    with monkeypatch.context() as patch:
         patch.setattr(Path, "write_bytes", failing)
-        store.put(tiny, **CONTENT)
+        with pytest.raises(OSError, match="disk full"):
+            store.put(tiny, **CONTENT)
     assert store.get(tiny) is None
     assert list(store.entries()) == []
     store.put(tiny, **CONTENT)
@@ -74,13 +78,15 @@ def _flip(path: Path) -> None:
     path.write_bytes(bytes(data))
 
 
-@pytest.mark.parametrize("spoil", [_truncate, _flip, Path.unlink], ids=["truncated", "bit", "missing"])
+@pytest.mark.parametrize(
+    "spoil", [_truncate, _flip, Path.unlink], ids=["truncated", "bit", "missing"]
+)
 @pytest.mark.parametrize("name", FILES)
 def test_every_damage_is_found(tiny, store, name, spoil):
     entry = store.put(tiny, **CONTENT)
     spoil(entry.path / name)
     entry = store.get(tiny)
-    with pytest.raises(StoreError, match="is damaged.*verify --repair") as caught:
+    with pytest.raises(StoreError, match=r"is damaged.*verify --repair") as caught:
         entry.verify()
     assert str(entry.path / name) in str(caught.value)
     with pytest.raises(StoreError, match="is damaged"):
@@ -156,7 +162,7 @@ def test_a_store_that_cannot_be_read_says_so(store, monkeypatch):
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(Path, "iterdir", refuse)
-    with pytest.raises(StoreError, match="cannot be read .Permission denied"):
+    with pytest.raises(StoreError, match=r"cannot be read .Permission denied"):
         list(store.entries())
 
 
@@ -168,10 +174,11 @@ def test_looking_creates_nothing(tiny, store):
 
 # --- where it cannot be written -----------------------------------------------------------------
 
+
 def test_a_store_below_a_file_is_refused(tiny, tmp_path, where):
     (tmp_path / "file").write_text("here")
     for path in (tmp_path / "file", tmp_path / "file" / "store"):
-        with pytest.raises(StoreError, match="cannot be written.*--store"):
+        with pytest.raises(StoreError, match=r"cannot be written.*--store"):
             compute(tiny, Store(path), where)
     assert (tmp_path / "file").read_text() == "here"
 
@@ -204,8 +211,17 @@ def test_a_store_without_permission_is_refused(python):
             (root / name).chmod(mode)
         root.chmod(0o755)
         readable, closed = root / "readable", root / "closed"
-        done = python("-W", "ignore", "-c", FORBIDDEN, str(root / "allowed"), str(readable),
-                      str(readable / "new"), str(closed), str(closed / "new"))
+        done = python(
+            "-W",
+            "ignore",
+            "-c",
+            FORBIDDEN,
+            str(root / "allowed"),
+            str(readable),
+            str(readable / "new"),
+            str(closed),
+            str(closed / "new"),
+        )
         lines = [json.loads(line) for line in done.stdout.splitlines()]
         assert len(lines) == 4, done.stderr
         for code, error, kind in lines:

@@ -16,8 +16,13 @@ SAME = ("config.json", "metrics.jsonl", "result.json", "model.safetensors")
 @pytest.fixture
 def arms(tiny):
     """Four arms of seed 0 and one of seed 1: two pretrainings."""
-    return [tiny, replace(tiny, transfer=("qk",)), replace(tiny, freeze=("qk",)),
-            replace(tiny, pretrain=None), replace(tiny, seed=1)]
+    return [
+        tiny,
+        replace(tiny, transfer=("qk",)),
+        replace(tiny, freeze=("qk",)),
+        replace(tiny, pretrain=None),
+        replace(tiny, seed=1),
+    ]
 
 
 @pytest.fixture
@@ -26,8 +31,11 @@ def trained(monkeypatch) -> list[str]:
     calls = []
     for name in ("pretrain", "finetune"):
         original = getattr(execute, name)
-        monkeypatch.setattr(execute, name, lambda *a, original=original, name=name: (
-            calls.append(name), original(*a))[1])
+        monkeypatch.setattr(
+            execute,
+            name,
+            lambda *a, original=original, name=name: (calls.append(name), original(*a))[1],
+        )
     return calls
 
 

@@ -1,6 +1,7 @@
 """The tasks: their statistics, and splits that share nothing."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ def rows(split: Split) -> set[bytes]:
 
 # --- neighbor -----------------------------------------------------------------------------------
 
+
 @pytest.mark.parametrize("steps", [(1, 3), (1, -1)])
 def test_single_tokens_carry_nothing_and_neighbours_almost_everything(steps):
     config = NeighborConfig(steps=steps, p=0.8)
@@ -46,8 +48,12 @@ def test_single_tokens_carry_nothing_and_neighbours_almost_everything(steps):
         assert float((at - 0.82).abs().max()) < 0.06
 
 
-@given(n=st.integers(1, 60), seed=st.integers(0, 99), length=st.integers(2, 20),
-       n_symbols=st.integers(4, 256))
+@given(
+    n=st.integers(1, 60),
+    seed=st.integers(0, 99),
+    length=st.integers(2, 20),
+    n_symbols=st.integers(4, 256),
+)
 def test_neighbor_is_balanced_and_in_range(n, seed, length, n_symbols):
     config = NeighborConfig(length=length, n_symbols=n_symbols)
     split = sample(config, n, generator(seed))
@@ -60,19 +66,30 @@ def test_neighbor_is_balanced_and_in_range(n, seed, length, n_symbols):
 def test_p_one_walks_and_p_zero_does_not():
     walk = sample(NeighborConfig(p=1.0), 20, generator(0))
     d = torch.tensor((1, 3))[walk.y]
-    assert torch.equal((walk.x[:, 1:].long() - walk.x[:, :-1].long()) % 10, d[:, None].expand(20, 99))
+    assert torch.equal(
+        (walk.x[:, 1:].long() - walk.x[:, :-1].long()) % 10, d[:, None].expand(20, 99)
+    )
     noise = sample(NeighborConfig(p=0.0), 200, generator(0))
     jump = (noise.x[:, 1:].long() - noise.x[:, :-1].long()) % 10
     assert float((jump == 1).float().mean()) == pytest.approx(0.1, abs=0.01)
 
 
-@pytest.mark.parametrize("task", [
-    NeighborConfig(n_train=60, n_val=20, n_test=30, length=30),
-    ImageConfig(n_train=60, n_val=20, n_test=30)], ids=lambda t: t.name)
+@pytest.mark.parametrize(
+    "task",
+    [
+        NeighborConfig(n_train=60, n_val=20, n_test=30, length=30),
+        ImageConfig(n_train=60, n_val=20, n_test=30),
+    ],
+    ids=lambda t: t.name,
+)
 def test_splits_do_not_depend_on_each_others_sizes(task):
     base = tasks.load(task, 0)
-    for field, value, same in (("n_train", 90, ("val", "test")), ("n_val", 40, ("unlabelled", "test")),
-                               ("n_test", 31, ("unlabelled",)), ("n_labels", 10, ("unlabelled", "test"))):
+    for field, value, same in (
+        ("n_train", 90, ("val", "test")),
+        ("n_val", 40, ("unlabelled", "test")),
+        ("n_test", 31, ("unlabelled",)),
+        ("n_labels", 10, ("unlabelled", "test")),
+    ):
         other = tasks.load(replace(task, **{field: value}), 0)
         for name in same:
             assert torch.equal(getattr(base, name).x, getattr(other, name).x), (field, name)
@@ -98,6 +115,7 @@ def test_synthetic_data_vary_with_the_seed_unless_it_is_fixed():
 
 # --- image --------------------------------------------------------------------------------------
 
+
 @pytest.mark.parametrize("n_labels", [0, 50])
 def test_no_image_is_in_two_splits(monkeypatch, n_labels):
     """Each image is replaced by its number, so that equal images count as the two that they are."""
@@ -107,8 +125,10 @@ def test_no_image_is_in_two_splits(monkeypatch, n_labels):
     x[:, 0], x[:, 1], x[:, 2] = number % 17, number // 17 % 17, number // 289
     monkeypatch.setattr(sklearn.datasets, "load_digits", lambda return_X_y: (x, y))
     data = tasks.image.load(ImageConfig(n_labels=n_labels), 0)
-    number_of = {name: (getattr(data, name).x[:, :3].long() * torch.tensor([1, 17, 289])).sum(1)
-                 for name in SPLITS}
+    number_of = {
+        name: (getattr(data, name).x[:, :3].long() * torch.tensor([1, 17, 289])).sum(1)
+        for name in SPLITS
+    }
     for name, found in number_of.items():
         assert len(found.unique()) == len(found)
         assert torch.equal(getattr(data, name).y, torch.from_numpy(y)[found])
@@ -122,7 +142,9 @@ def test_no_image_is_in_two_splits(monkeypatch, n_labels):
 def test_images_are_those_of_scikit_learn():
     data = tasks.load(ImageConfig(), 0)
     x = sklearn.datasets.load_digits(return_X_y=True)[0]
-    everything = np.concatenate([getattr(data, name).x.numpy() for name in ("train", "val", "test")])
+    everything = np.concatenate(
+        [getattr(data, name).x.numpy() for name in ("train", "val", "test")]
+    )
     assert sorted(map(bytes, everything)) == sorted(map(bytes, x.astype(np.uint8)))
     assert data.vocab_size == 17
     assert int(data.train.x.max()) == 16
@@ -143,6 +165,7 @@ def test_the_seed_chooses_labelled_images_and_nothing_else():
 
 # --- common -------------------------------------------------------------------------------------
 
+
 @pytest.mark.parametrize("task", [NeighborConfig(), ImageConfig()], ids=lambda t: t.name)
 def test_labelled_subsets_are_nested_and_balanced(task):
     sizes = (20, 50, 200, 400)
@@ -152,8 +175,8 @@ def test_labelled_subsets_are_nested_and_balanced(task):
         assert len(data.train) == n
         assert counts.max() - counts.min() <= 1
         assert rows(data.train) <= rows(data.unlabelled)
-    for small, large in zip(subsets, subsets[1:], strict=False):
-        assert torch.equal(small.train.x, large.train.x[:len(small.train)])
+    for small, large in pairwise(subsets):
+        assert torch.equal(small.train.x, large.train.x[: len(small.train)])
 
 
 @given(y=st.lists(st.integers(0, 4), min_size=1, max_size=40), data=st.data())
@@ -172,7 +195,11 @@ def test_labelled_subset_takes_distinct_sequences(y, data):
 def test_split_take_and_to_keep_lengths():
     split = Split(torch.arange(12).view(4, 3), torch.arange(4), torch.tensor([1, 2, 3, 2]))
     part = split.take(torch.tensor([3, 0]))
-    assert (part.x[:, 0].tolist(), part.y.tolist(), part.length.tolist()) == ([9, 0], [3, 0], [2, 1])
+    assert (part.x[:, 0].tolist(), part.y.tolist(), part.length.tolist()) == (
+        [9, 0],
+        [3, 0],
+        [2, 1],
+    )
     assert len(split.take(slice(1, 3)).to("cpu").length) == 2
 
 
@@ -180,8 +207,12 @@ def test_fingerprint_covers_lengths():
     split = Split(torch.zeros(2, 3, dtype=torch.uint8), torch.zeros(2, dtype=torch.int64))
     parts = dict.fromkeys(SPLITS, split)
     plain = TaskData(kind="tokens", n_classes=2, max_len=3, **parts)
-    padded = TaskData(kind="tokens", n_classes=2, max_len=3,
-                      **{**parts, "test": replace(split, length=torch.tensor([3, 2]))})
+    padded = TaskData(
+        kind="tokens",
+        n_classes=2,
+        max_len=3,
+        **{**parts, "test": replace(split, length=torch.tensor([3, 2]))},
+    )
     assert plain.fingerprint != padded.fingerprint
     assert plain.to("cpu").fingerprint == plain.fingerprint
 
@@ -190,7 +221,9 @@ def test_streams_are_named():
     assert derive_seed(0, "a") != derive_seed(0, "b") != derive_seed(1, "a")
     assert derive_seed("1") != derive_seed(1)
     assert 0 <= derive_seed(2**80) < 2**63
-    assert torch.equal(torch.rand(3, generator=generator(1, "x")), torch.rand(3, generator=generator(1, "x")))
+    assert torch.equal(
+        torch.rand(3, generator=generator(1, "x")), torch.rand(3, generator=generator(1, "x"))
+    )
 
 
 def test_require_and_unknown_names():

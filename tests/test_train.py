@@ -31,6 +31,7 @@ def losses(trained: train.Trained) -> list[float]:
 
 # --- batches ------------------------------------------------------------------------------------
 
+
 @pytest.mark.parametrize(("n", "size"), [(10, 3), (12, 4), (5, 32), (7, 7)])
 def test_every_epoch_visits_every_sequence_once(n, size):
     split = Split(torch.arange(n)[:, None], torch.zeros(n, dtype=torch.int64))
@@ -43,7 +44,9 @@ def test_every_epoch_visits_every_sequence_once(n, size):
     assert not torch.equal(epochs[0], epochs[1])
     assert torch.equal(stage.batch(2).x, stage.batch(2).x)  # named by the step, not by a state
     other = replace(stage, name="pretrain")
-    assert not torch.equal(torch.cat([other.batch(s).x.flatten() for s in range(n)]), seen[:n * size])
+    assert not torch.equal(
+        torch.cat([other.batch(s).x.flatten() for s in range(n)]), seen[: n * size]
+    )
 
 
 def test_fresh_batches_are_never_repeated(tiny):
@@ -57,11 +60,20 @@ def test_fresh_batches_are_never_repeated(tiny):
 
 # --- what it may look at ------------------------------------------------------------------------
 
+
 def permuted(data: tasks.TaskData, *splits: str) -> tasks.TaskData:
     """The same inputs with other labels."""
     g = torch.Generator().manual_seed(1)
-    return replace(data, **{name: replace(getattr(data, name), y=torch.randint(
-        data.n_classes, (len(getattr(data, name)),), generator=g)) for name in splits})
+    return replace(
+        data,
+        **{
+            name: replace(
+                getattr(data, name),
+                y=torch.randint(data.n_classes, (len(getattr(data, name)),), generator=g),
+            )
+            for name in splits
+        },
+    )
 
 
 def test_labels_never_influence_pretraining(tiny, tiny_image):
@@ -95,12 +107,28 @@ def test_the_test_split_influences_nothing_but_its_own_metrics(tiny):
 
 def test_pretraining_sees_all_inputs_and_finetuning_the_labelled_ones(tiny):
     few = replace(tiny, task=replace(tiny.task, n_labels=8))
-    assert pretrain(few.pretraining, data_of(few)).metrics == \
-        pretrain(tiny.pretraining, data_of(tiny)).metrics
+    assert (
+        pretrain(few.pretraining, data_of(few)).metrics
+        == pretrain(tiny.pretraining, data_of(tiny)).metrics
+    )
     assert finetune(scratch(few), data_of(few)).result["steps"] == 4  # 4 epochs of one batch of 8
 
 
+def test_pretraining_on_the_labelled_inputs_only(tiny):
+    few = replace(
+        tiny,
+        task=replace(tiny.task, n_labels=8),
+        pretrain=replace(tiny.pretrain, labelled_only=True),
+    )
+    data = data_of(few)
+    trained = pretrain(few.pretraining, data)
+    assert trained.result["steps"] == 4
+    other = replace(data, unlabelled=replace(data.unlabelled, x=1 - data.unlabelled.x.clamp(max=1)))
+    assert trained.metrics == pretrain(few.pretraining, other).metrics
+
+
 # --- rate, length, choice of the checkpoint -----------------------------------------------------
+
 
 def test_rate_warms_up_linearly_and_stays(tiny, monkeypatch):
     rates = []
@@ -150,12 +178,15 @@ def test_the_best_checkpoint_is_kept(tiny):
     assert 0 < result["best_step"] == first_best["step"] < result["steps"] == 60
     assert result["test_accuracy"] == first_best["test_accuracy"]
     # the weights that are handed out are those of that evaluation
-    assert accuracy(trained.model, data.val) == {"accuracy": result["val_accuracy"],
-                                                 "loss": result["val_loss"]}
+    assert accuracy(trained.model, data.val) == {
+        "accuracy": result["val_accuracy"],
+        "loss": result["val_loss"],
+    }
     assert accuracy(trained.model, data.test)["loss"] == result["test_loss"]
     assert [x["best"] for x in evals] == [
         x["val_accuracy"] > max([-1, *(y["val_accuracy"] for y in evals[:i])])
-        for i, x in enumerate(evals)]
+        for i, x in enumerate(evals)
+    ]
     assert all(("test_accuracy" in x) is x["best"] for x in evals)
     assert result["train_loss"] == pytest.approx(sum(losses(trained)) / 60)
 
@@ -165,10 +196,10 @@ def test_patience_and_stop_at(tiny):
     whole = finetune(scratch(tiny, epochs=20, n_evals=60), data)
     evals = [x for x in whole.metrics if "best" in x]
     best = [x["best"] for x in evals]
-    stop = next(i for i in range(len(best)) if i >= 3 and not any(best[i - 2:i + 1]))
+    stop = next(i for i in range(len(best)) if i >= 3 and not any(best[i - 2 : i + 1]))
     patient = finetune(scratch(tiny, epochs=20, n_evals=60, patience=3), data)
     assert patient.result["steps"] == evals[stop]["step"] < 60
-    assert patient.metrics == whole.metrics[:len(patient.metrics)]
+    assert patient.metrics == whole.metrics[: len(patient.metrics)]
     goal = whole.result["val_accuracy"]
     reached = finetune(scratch(tiny, epochs=20, n_evals=60, stop_at=goal), data)
     assert reached.result["steps"] == reached.result["best_step"] == whole.result["best_step"]
@@ -176,13 +207,16 @@ def test_patience_and_stop_at(tiny):
 
 # --- measures -----------------------------------------------------------------------------------
 
+
 def test_accuracy_does_not_depend_on_the_batches(tiny, monkeypatch):
     data = data_of(tiny)
     model = build(tiny.model, data, 0).eval()
     with torch.no_grad():
         logits = model.classify(data.val.x)
-    expected = {"accuracy": float((logits.argmax(-1) == data.val.y).float().mean()),
-                "loss": float(F.cross_entropy(logits, data.val.y))}
+    expected = {
+        "accuracy": float((logits.argmax(-1) == data.val.y).float().mean()),
+        "loss": float(F.cross_entropy(logits, data.val.y)),
+    }
     assert accuracy(model, data.val) == pytest.approx(expected, rel=1e-5)
     monkeypatch.setattr(train, "EVAL_BATCH", 5)
     assert accuracy(model, data.val) == pytest.approx(expected, rel=1e-5)
@@ -210,13 +244,17 @@ def test_reconstruction_is_measured_at_hidden_positions(tiny_image, tokenised, m
 
 
 def test_one_hidden_pixel_has_no_r2(tiny_image):
-    run = replace(tiny_image, task=replace(tiny_image.task, n_val=1),
-                  pretrain=replace(tiny_image.pretrain, mask="token", mask_ratio=1e-6))
+    run = replace(
+        tiny_image,
+        task=replace(tiny_image.task, n_val=1),
+        pretrain=replace(tiny_image.pretrain, mask="token", mask_ratio=1e-6),
+    )
     result = pretrain(run.pretraining, data_of(run)).result
     assert result["val_r2"] == 0.0
 
 
 # --- randomness, dropout, divergence ------------------------------------------------------------
+
 
 def test_same_run_same_numbers_and_callers_generator_is_left_alone(tiny):
     run = replace(tiny, model=replace(tiny.model, dropout=0.3))
@@ -234,9 +272,10 @@ def test_same_run_same_numbers_and_callers_generator_is_left_alone(tiny):
 
 @pytest.mark.parametrize(("epochs", "step"), [(1e-3, 1), (30, 2)])
 def test_divergence_names_the_step_and_keeps_the_log(tiny, epochs, step):
-    """One step of this rate breaks the weights: the loss of the next shows it, or the evaluation."""
-    run = replace(tiny, pretrain=replace(tiny.pretrain, epochs=epochs, lr=1e38, warmup_steps=0,
-                                         n_evals=1))
+    """One step of this rate breaks the weights: the next loss shows it, or the evaluation."""
+    run = replace(
+        tiny, pretrain=replace(tiny.pretrain, epochs=epochs, lr=1e38, warmup_steps=0, n_evals=1)
+    )
     with pytest.raises(DivergedError, match=f"not finite at step {step};") as caught:
         pretrain(run.pretraining, data_of(run))
     log = caught.value.log

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sptlib import tasks
-from sptlib.config import ALIASES, GROUPS, ModelConfig, PretrainConfig, Run
+from sptlib.config import ALIASES, GROUPS, ModelConfig
 from sptlib.errors import ConfigError
 from sptlib.execute import compute
 from sptlib.model import Transformer, build
@@ -17,8 +17,13 @@ from sptlib.transfer import copy_groups, freeze_groups, group_of
 
 def make(kind="tokens", seed=0, max_len=9, **config) -> Transformer:
     torch.manual_seed(seed)
-    return Transformer(ModelConfig(**{"width": 8, "n_layers": 2, **config}), kind=kind, n_classes=2,
-                       max_len=max_len, vocab_size=5)
+    return Transformer(
+        ModelConfig(**{"width": 8, "n_layers": 2, **config}),
+        kind=kind,
+        n_classes=2,
+        max_len=max_len,
+        vocab_size=5,
+    )
 
 
 def noise(model: Transformer) -> dict[str, torch.Tensor]:
@@ -41,13 +46,17 @@ def test_every_parameter_belongs_to_a_group(positions, kind, head_hidden):
     assert found["vo"] == {f"{b}.attention.{m}.{e}" for b in layers for m in "vo" for e in ends}
     assert found["mlp"] == {f"{b}.mlp.{i}.{e}" for b in layers for i in (0, 2) for e in ends}
     assert found["norm"] == {f"{b}.norm{i}.{e}" for b in layers for i in (1, 2) for e in ends} | {
-        "norm.weight", "norm.bias"}
+        "norm.weight",
+        "norm.bias",
+    }
     assert ("position" in found["embed"]) is (positions == "learned")
     assert all(name.startswith("classifier") for name in found["head"])
     assert found["reconstructor"] == {"reconstructor.weight", "reconstructor.bias"}
 
 
-@pytest.mark.parametrize("groups", [(), *((g,) for g in (*GROUPS, *ALIASES)), ("qk", "head")], ids=str)
+@pytest.mark.parametrize(
+    "groups", [(), *((g,) for g in (*GROUPS, *ALIASES)), ("qk", "head")], ids=str
+)
 def test_copies_exactly_the_groups(groups):
     model = make(positions="learned")
     source, before = noise(model), {k: v.clone() for k, v in model.state_dict().items()}
@@ -85,11 +94,17 @@ def test_the_source_is_not_tied_to_the_model():
 
 # --- through training ---------------------------------------------------------------------------
 
-@pytest.mark.parametrize("freeze", [(), ("qk",), ("vo", "mlp"), ("embed", "norm"), ("all",), ("head",)],
-                         ids=str)
+
+@pytest.mark.parametrize(
+    "freeze", [(), ("qk",), ("vo", "mlp"), ("embed", "norm"), ("all",), ("head",)], ids=str
+)
 def test_labels_change_everything_but_what_is_frozen(tiny, freeze):
-    run = replace(tiny, freeze=freeze, model=replace(tiny.model, positions="learned"),
-                  finetune=replace(tiny.finetune, weight_decay=0.1, n_evals=1))
+    run = replace(
+        tiny,
+        freeze=freeze,
+        model=replace(tiny.model, positions="learned"),
+        finetune=replace(tiny.finetune, weight_decay=0.1, n_evals=1),
+    )
     data = tasks.load(run.task, 0)
     source = pretrain(run.pretraining, data).model.state_dict()
     trained = finetune(run, data, source)
@@ -97,10 +112,14 @@ def test_labels_change_everything_but_what_is_frozen(tiny, freeze):
     copy_groups(start, source, run.transfer)
     for name, value in trained.model.state_dict().items():
         same = torch.equal(value, start.state_dict()[name])
-        untouched = group_of(name) in (*run.freeze, "reconstructor")  # labels do not reach that head
+        untouched = group_of(name) in (
+            *run.freeze,
+            "reconstructor",
+        )  # labels do not reach that head
         assert same is untouched, name
-    assert trained.result["frozen"] == [n for n, _ in start.named_parameters()
-                                        if group_of(n) in run.freeze]
+    assert trained.result["frozen"] == [
+        n for n, _ in start.named_parameters() if group_of(n) in run.freeze
+    ]
 
 
 def test_only_named_groups_come_from_the_pretraining(tiny):
@@ -120,14 +139,24 @@ def test_pretraining_is_needed_where_it_is_named(tiny):
         finetune(tiny, tasks.load(tiny.task, 0), None)
 
 
-@pytest.mark.parametrize(("source", "misfits"), [
-    (NeighborConfig(length=20, n_train=48, n_val=16, n_test=16), {"position"}),
-    (ImageConfig(n_train=48, n_val=16, n_test=16), {"position", "embed.weight"}),
-    (ImageConfig(n_train=48, n_val=16, n_test=16, tokenised=False),
-     {"position", "embed.weight", "embed.bias"})], ids=["length", "tokens", "pixels"])
+@pytest.mark.parametrize(
+    ("source", "misfits"),
+    [
+        (NeighborConfig(length=20, n_train=48, n_val=16, n_test=16), {"position"}),
+        (ImageConfig(n_train=48, n_val=16, n_test=16), {"position", "embed.weight"}),
+        (
+            ImageConfig(n_train=48, n_val=16, n_test=16, tokenised=False),
+            {"position", "embed.weight", "embed.bias"},
+        ),
+    ],
+    ids=["length", "tokens", "pixels"],
+)
 def test_pretraining_on_another_task(tiny, store, where, source, misfits):
-    run = replace(tiny, pretrain=replace(tiny.pretrain, task=source),
-                  model=replace(tiny.model, positions="learned"))
+    run = replace(
+        tiny,
+        pretrain=replace(tiny.pretrain, task=source),
+        model=replace(tiny.model, positions="learned"),
+    )
     entry = compute(run, store, where)
     other = store.get(run.pretraining)
     assert other.spec.task == source

@@ -43,7 +43,7 @@ def test_proximity_is_a_share_that_grows_with_the_distance(seed, k):
 def test_mean_map_is_the_mean_over_sequences(tiny):
     data = tasks.load(tiny.task, 0)
     model = build(tiny.model, data, 0).eval()
-    alone = torch.stack([mean_map(model, data.test.x[i:i + 1]) for i in range(4)])
+    alone = torch.stack([mean_map(model, data.test.x[i : i + 1]) for i in range(4)])
     assert alone.shape == (4, 1, 2, 12, 12)
     torch.testing.assert_close(mean_map(model, data.test.x[:4]), alone.mean(0))
 
@@ -55,7 +55,10 @@ def test_start_and_end_of_stored_trainings(tiny, store, where):
     x = data.test.x[:10]
     pretraining = store.get(run.pretraining)
     hidden = hide(run.pretrain, x, None, generator(run.seed, "analysis", "mask"))
-    for entry, stage, mask in ((pretraining, "pretrain", hidden), (store.get(run), "finetune", None)):
+    for entry, stage, mask in (
+        (pretraining, "pretrain", hidden),
+        (store.get(run), "finetune", None),
+    ):
         start, end = start_and_end(entry, n=10)
         model = build(entry.spec.model, data, run.seed, stage).eval()
         assert torch.equal(start, mean_map(model, x, mask))

@@ -16,9 +16,14 @@ values = st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=2, max_s
 
 
 def table(a, b, seeds_a=None, seeds_b=None) -> pd.DataFrame:
-    rows = [{"arm": "SPT", "seed": s, "accuracy": x} for s, x in zip(seeds_a or range(len(a)), a, strict=True)]
-    rows += [{"arm": "scratch", "seed": s, "accuracy": x}
-             for s, x in zip(seeds_b or range(len(b)), b, strict=True)]
+    rows = [
+        {"arm": "SPT", "seed": s, "accuracy": x}
+        for s, x in zip(seeds_a or range(len(a)), a, strict=True)
+    ]
+    rows += [
+        {"arm": "scratch", "seed": s, "accuracy": x}
+        for s, x in zip(seeds_b or range(len(b)), b, strict=True)
+    ]
     return pd.DataFrame(rows)
 
 
@@ -77,8 +82,10 @@ def test_excludes():
 
 
 def test_text():
-    assert interval([0.3, 0.4]).text(scale=100, digits=1, unit="points") == \
-        "35.0 points [-28.5, 98.5], n = 2"
+    assert (
+        interval([0.3, 0.4]).text(scale=100, digits=1, unit="points")
+        == "35.0 points [-28.5, 98.5], n = 2"
+    )
     assert interval([1.0, 1.0]).text() == "1.00 [1.00, 1.00], n = 2"
 
 

@@ -1,0 +1,178 @@
+"""The experiments: their arms, their tables, and the rates they were given."""
+
+import math
+
+import pytest
+
+from sptlib import experiments, presets, tuning
+from sptlib.config import key
+from sptlib.errors import ConfigError
+from sptlib.experiments import base, few_labels, synthetic
+from sptlib.notebooks import root
+from sptlib.store import Store
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory) -> Store:
+    return Store(tmp_path_factory.mktemp("experiments"))
+
+
+def collect(module, store, **options) -> list[base.Result]:
+    return base.collect(module.cases("smoke", 1, **options), store, workers=1)
+
+
+@pytest.mark.parametrize("preset", presets.PRESETS)
+@pytest.mark.parametrize("module", experiments.EXPERIMENTS.values())
+def test_every_preset_builds_every_experiment(module, preset):
+    cases = module.cases(preset)
+    assert len({case.run for case in cases}) == len(cases), "two cases are the same Run"
+    seeds = {case.run.seed for case in cases}
+    assert seeds == set(range(presets.n_seeds(preset)))
+    assert all(set(module.GROUP_BY) <= set(case.labels) for case in cases)
+
+
+def test_seeds_of_the_search_are_never_reported():
+    for module in experiments.EXPERIMENTS.values():
+        reported = {case.run.seed for case in module.cases("study")}
+        assert not reported & set(tuning.SEEDS)
+
+
+@pytest.mark.parametrize("module", experiments.EXPERIMENTS.values())
+def test_rates_follow_from_the_shipped_search(module):
+    table = tuning.read(module.NAME, root())
+    assert set(table["preset"]) == {"classroom"}
+    assert tuning.choose(table) == module.CHOSEN
+    per_cell = table.groupby(["arm", "lr"]).size()
+    for arm in table["arm"].unique():
+        assert set(per_cell[arm].index) == set(module.RATES), "every arm has the whole grid"
+        assert per_cell[arm].nunique() == 1
+
+
+def test_arms_of_a_seed_share_data_and_pretraining():
+    cases = [c for c in synthetic.cases("smoke", 2) if c.labels["variant"] == "+1 / +3"]
+    for seed in (0, 1):
+        runs = {c.labels["arm"]: c.run for c in cases if c.run.seed == seed}
+        assert len({r.pretraining for r in runs.values() if r.pretrain}) == 1
+        assert runs["SPT"].task == runs["scratch"].task == runs["QK from SPT"].task
+        assert runs["QK from SPT"].transfer == ("qk",)
+        assert runs["MLP from SPT"].transfer == ("mlp",)
+
+
+@pytest.mark.parametrize("preset", ["classroom", "study"])
+def test_scratch_takes_the_steps_of_both_stages(preset):
+    spt = synthetic.make("SPT", synthetic.base_run(preset, (1, 3), 0))
+    n = spt.task.n_train
+    both = spt.pretrain.n_steps(n) + spt.finetune.n_steps(n)
+    for arm in ("scratch", "scratch, 10× data", "scratch, fresh data"):
+        run = synthetic.make(arm, synthetic.base_run(preset, (1, 3), 0))
+        assert run.finetune.n_steps(run.task.n_train) == both >= 1000, arm
+        assert run.finetune.stop_at is None, arm
+    for n_labels in few_labels.LABELS[preset]:
+        spt = few_labels.base_run(preset, n_labels, 0)
+        run = few_labels.scratch(spt)
+        assert few_labels.label_steps(run) == pytest.approx(
+            few_labels.label_steps(spt) + spt.pretrain.n_steps(spt.task.n_train), abs=1
+        )
+
+
+def test_label_steps_do_not_depend_on_how_many_labels_there_are():
+    steps = {few_labels.label_steps(few_labels.base_run("classroom", n, 0))
+             for n in few_labels.LABELS["classroom"]}
+    assert len(steps) == 1
+
+
+def test_strict_pretraining_sees_labelled_images_only_and_as_many_steps():
+    spt = few_labels.base_run("classroom", 200, 0)
+    strict = few_labels.make(few_labels.STRICT, spt)
+    assert strict.pretraining.task.n_labels == 200
+    assert spt.pretraining.task.n_labels == 0
+    assert strict.pretrain.n_steps(200) == spt.pretrain.n_steps(spt.task.n_train)
+
+
+def test_table_has_a_row_per_run(store):
+    results = collect(synthetic, store)
+    table = synthetic.table(results)
+    assert len(table) == len(results)
+    assert set(table["arm"]) == set(synthetic.ARMS)
+    assert table["key"].tolist() == [key(r.entry.spec) for r in results]
+    assert table[["test_accuracy", "train_loss"]].notna().all(axis=None)
+
+
+def test_at_step_reads_a_shorter_training_off_a_longer_one(store):
+    table = few_labels.table(collect(few_labels, store))
+    for n, rows in table.groupby("n_labels"):
+        rows = rows.set_index("arm")
+        assert rows.loc["scratch", "steps"] > rows.loc["SPT", "steps"], n
+        assert rows.loc["SPT", "at_equal_labels"] == rows.loc["SPT", "test_accuracy"]
+
+
+def test_at_step_before_the_first_evaluation_is_refused(store):
+    entry = collect(few_labels, store)[0].entry
+    with pytest.raises(ConfigError, match="first evaluated"):
+        base.at_step(entry, 0)
+
+
+def test_a_prefix_of_a_training_is_the_shorter_training(store):
+    """What `at_step` relies on: with a constant rate, the first k steps are the same."""
+    from dataclasses import replace
+
+    from sptlib.execute import compute
+
+    run = few_labels.make("scratch", few_labels.base_run("smoke", 48, 0))
+    run = replace(run, finetune=replace(run.finetune, epochs=4.0, n_evals=4))
+    half = replace(run, finetune=replace(run.finetune, epochs=2.0, n_evals=2))
+    long, short = compute(run, store), compute(half, store)
+    n = short.result["steps"]
+    assert [x for x in long.metrics if x["step"] <= n] == short.metrics
+    assert base.at_step(long, n) == short.result["test_accuracy"]
+
+
+def test_losses_are_averaged_over_a_trailing_window(store):
+    entry = collect(synthetic, store)[0].entry
+    raw = [x["loss"] for x in entry.metrics if "loss" in x]
+    table = base.losses(entry, "finetune", window=2)
+    assert table["loss"].iloc[0] == pytest.approx(raw[0])
+    assert table["loss"].iloc[1] == pytest.approx((raw[0] + raw[1]) / 2)
+
+
+def test_wrong_task_seeds_and_names_are_refused():
+    with pytest.raises(ConfigError, match="few_labels takes image"):
+        synthetic.cases("smoke", 1, task="image")
+    with pytest.raises(ConfigError, match="synthetic takes neighbor"):
+        few_labels.cases("smoke", 1, task="neighbor")
+    with pytest.raises(ConfigError, match="at least 1"):
+        synthetic.cases("smoke", -1)
+    with pytest.raises(ConfigError, match="did you mean 'synthetic'"):
+        experiments.get("sythetic")
+    with pytest.raises(ConfigError, match="did you mean 'classroom'"):
+        few_labels.cases("clasroom", 1)
+
+
+def test_flat_has_every_field(store):
+    row = base.flat(collect(synthetic, store)[0].entry)
+    assert row["task.name"] == "neighbor"
+    assert row["finetune.lr"] == synthetic.CHOSEN["scratch"]
+    assert math.isfinite(row["test_accuracy"])
+    assert row["pretrain"] is None
+
+
+def test_the_search_writes_one_row_per_training(tmp_path, monkeypatch):
+    from sptlib.sweep import compute_all
+
+    monkeypatch.setattr(tuning, "SEEDS", (100,))
+    entries = compute_all(tuning.runs(few_labels, "smoke"), Store(tmp_path / "s"), workers=1)
+    path = tuning.write(few_labels, "smoke", entries, tmp_path)
+    table = tuning.read("few_labels", tmp_path)
+    assert path == tmp_path / "data" / "tuning" / "few_labels.csv"
+    assert len(table) == len(entries) == 3 * len(few_labels.RATES)
+    assert set(tuning.choose(table)) == set(few_labels.CHOSEN)
+
+
+def test_choose_takes_the_best_mean_and_breaks_ties_by_loss():
+    import pandas as pd
+
+    rows = [("a", 1e-3, 0.5, 0.6), ("a", 1e-3, 0.9, 0.6), ("a", 2e-3, 0.8, 0.5), ("a", 2e-3, 0.7, 0.5),
+            ("b", 1e-3, 0.5, 0.7), ("b", 2e-3, 0.5, 0.6), ("pretraining", 1e-3, None, 1.0),
+            ("pretraining", 2e-3, None, 2.0)]
+    table = pd.DataFrame(rows, columns=["arm", "lr", "val_accuracy", "val_loss"])
+    assert tuning.choose(table) == {"a": 2e-3, "b": 2e-3, "pretraining": 1e-3}
