@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import tempfile
+import uuid
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
@@ -172,7 +173,8 @@ class Store:
             {k: hashlib.sha256(v).hexdigest() for k, v in content.items()}
         )
         self._ensure(".tmp")
-        draft = Path(tempfile.mkdtemp(dir=self.path / ".tmp", prefix=f"{name}."))
+        draft = self.path / ".tmp" / f"{name}.{uuid.uuid4().hex}"
+        draft.mkdir()  # unlike mkdtemp, with the rights that the umask gives: stores are shared
         for file, data in content.items():
             (draft / file).write_bytes(data)
         final = self.path / name

@@ -146,7 +146,7 @@ def _on_dask(
                 if error:
                     failed[futures[future]] = str(error)
             return failed
-    except (OSError, TimeoutError) as error:
+    except (OSError, TimeoutError, ValueError) as error:  # ValueError: not an address
         raise ConfigError(f"no Dask scheduler answers at {scheduler!r}: {error}") from error
     finally:
         if cluster is not None:

@@ -63,14 +63,14 @@ import json, sys, time
 from sptlib.config import from_dict
 from sptlib.execute import Where, compute
 from sptlib.store import Store
-slowly = lambda *values: time.sleep(0.05)  # so that there is time to kill it
+slowly = lambda *values: time.sleep(0.1)  # so that there is time to kill it
 compute(from_dict(json.loads(sys.argv[1])), Store(sys.argv[2]),
         Where(device="cpu", checkpoint_steps=7, progress=slowly))
 """
 
 
 def test_killed_pretraining_resumes_and_ends_in_the_same_bytes(tiny, tmp_path, monkeypatch, where):
-    run = replace(tiny, pretrain=replace(tiny.pretrain, epochs=300, n_evals=40))  # 900 steps
+    run = replace(tiny, pretrain=replace(tiny.pretrain, epochs=100, n_evals=20))  # 300 steps
     store = Store(tmp_path / "killed")
     file = store.work_folder(run.pretraining) / "checkpoint.safetensors"
     process = subprocess.Popen(
@@ -92,9 +92,9 @@ def test_killed_pretraining_resumes_and_ends_in_the_same_bytes(tiny, tmp_path, m
     steps = count_steps(monkeypatch)
     compute(run, store, where)
     first = steps[0][1]
-    assert 0 < first < 900  # it went on in the middle
+    assert 0 < first < 300  # it went on in the middle
     assert first % 7 == 0
-    assert [s for name, s in steps if name == "pretrain"] == list(range(first, 900))
+    assert [s for name, s in steps if name == "pretrain"] == list(range(first, 300))
     undisturbed = Store(tmp_path / "undisturbed")
     compute(run, undisturbed, where)
     for spec in (run, run.pretraining):

@@ -118,6 +118,20 @@ def test_order_matters_exactly_when_positions_are_given(positions):
     assert same is (positions == "none")
 
 
+@pytest.mark.parametrize("positions", ["rope", "alibi"])
+def test_relative_positions_matter_through_their_distance_only(positions):
+    """In a sequence of equal tokens, weight ratios are functions of key − query."""
+    model = make(positions=positions, n_layers=1)
+    with torch.no_grad():
+        model.blocks[0].attention.q.weight.mul_(3)  # far from uniform
+    logs = model.attention_maps(torch.full((1, T), 2, dtype=torch.uint8))[0, 0].log()
+    ratio = logs - logs.diagonal(dim1=1, dim2=2)[..., None]
+    for distance in range(1 - T, T):
+        along = ratio.diagonal(distance, 1, 2)
+        torch.testing.assert_close(along, along[:, :1].expand_as(along), rtol=1e-4, atol=1e-4)
+    assert float(ratio.std()) > 0.1
+
+
 # --- no leak ------------------------------------------------------------------------------------
 
 

@@ -187,16 +187,23 @@ FORBIDDEN = """
 import json, os, sys
 from click.testing import CliRunner
 from sptlib.cli import main
-arguments = ["train", "--preset", "smoke", "--task", "neighbor", "--set", "pretrain.epochs=0.1",
-             "--set", "finetune.epochs=0.1", "--device", "cpu", "--store"]
+command = ["train", "--preset", "smoke", "--task", "neighbor", "--set", "pretrain.epochs=0.1",
+           "--set", "finetune.epochs=0.1", "--device", "cpu"]
+
+def train(seed, store):
+    return CliRunner().invoke(main, [*command, "--seed", str(seed), "--store", store])
+
 # once where it is allowed: everything is imported before the rights are given up
-assert CliRunner().invoke(main, [*arguments, sys.argv[1]]).exit_code == 0
+assert train(0, sys.argv[1]).exit_code == 0
+for folder in ("", ".locks", ".tmp", ".work"):
+    os.chmod(os.path.join(sys.argv[1], folder), 0o555)
 if os.getuid() == 0:
     os.setgroups([])
     os.setgid(65534)
     os.setuid(65534)
-for folder in sys.argv[2:]:
-    done = CliRunner().invoke(main, [*arguments, folder])
+assert train(0, sys.argv[1]).exit_code == 0  # what is stored can still be read
+for folder in sys.argv[1:]:
+    done = train(1, folder)
     print(json.dumps([done.exit_code, done.stderr, type(done.exception).__name__]))
 """
 
@@ -223,7 +230,7 @@ def test_a_store_without_permission_is_refused(python):
             str(closed / "new"),
         )
         lines = [json.loads(line) for line in done.stdout.splitlines()]
-        assert len(lines) == 4, done.stderr
+        assert len(lines) == 5, done.stderr
         for code, error, kind in lines:
             assert (code, kind) == (1, "SystemExit")
             assert "cannot be written" in error
@@ -232,4 +239,6 @@ def test_a_store_without_permission_is_refused(python):
     finally:
         for path in root.iterdir():
             path.chmod(0o755)
+        for folder, _, _ in os.walk(root):
+            os.chmod(folder, 0o755)
         shutil.rmtree(root)

@@ -112,6 +112,12 @@ def test_a_node_of_the_graph_says_why_it_failed(tiny, tmp_path):
     assert "diverged" in sweep._work(to_dict(diverging(tiny)), options, None)
 
 
+def test_a_scheduler_that_is_none(tiny, store):
+    for address in ("nonsense", "ftp://host:1"):
+        with pytest.raises(ConfigError, match=f"no Dask scheduler answers at '{address}'"):
+            compute_all([tiny], store, scheduler=address)
+
+
 def test_no_process_is_started_for_a_sweep_that_cannot_work(arms, tmp_path, monkeypatch):
     monkeypatch.setattr(sweep, "_on_dask", no_dask)
     (tmp_path / "file").touch()

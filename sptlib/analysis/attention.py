@@ -64,11 +64,12 @@ def distance_profile(map_TT: Tensor, reach: int = 10) -> tuple[list[int], list[f
 
     Args:
         map_TT: one attention map, (T, T).
-        reach: distances −reach … reach.
+        reach: distances −reach … reach, as far as the map has them.
 
     Returns:
         The distances, and the mean weight at each (over the queries that have such a key).
     """
+    reach = min(reach, len(map_TT) - 1)
     distances = list(range(-reach, reach + 1))
     return distances, [float(map_TT.diagonal(d).mean()) for d in distances]
 

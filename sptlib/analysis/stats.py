@@ -119,10 +119,11 @@ def recovered(
             of nothing means nothing.
     """
     gain = paired(table, value, arm_full, arm_from, unit=unit)
-    if gain.n > 1 and not gain.low > 0:
+    if not (gain.low > 0 or (gain.n == 1 and gain.mean > 0)):
         raise ConfigError(
             f"{arm_full} gains {gain.text()} over {arm_from}: there is no gain of "
             f"which {arm_part} could recover a share"
         )
-    wide = table.pivot(index=unit, columns="arm", values=value)
-    return interval((wide[arm_part] - wide[arm_from]) / gain.mean)
+    part = paired(table, value, arm_part, arm_from, unit=unit)
+    mean, low, high, sd = (x / gain.mean for x in (part.mean, part.low, part.high, part.sd))
+    return Interval(mean, low, high, sd, part.n, part.level)

@@ -8,7 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sptlib import tasks
-from sptlib.analysis.attention import mean_map, proximity, start_and_end, uniform_proximity
+from sptlib.analysis.attention import (
+    distance_profile,
+    mean_map,
+    proximity,
+    reconstructed,
+    start_and_end,
+    uniform_proximity,
+)
 from sptlib.execute import compute
 from sptlib.masking import hide
 from sptlib.model import build
@@ -67,3 +74,30 @@ def test_start_and_end_of_stored_trainings(tiny, store, where):
         assert not torch.allclose(start, end, atol=1e-4)
     # finetuning starts at random, before the transfer
     assert not torch.equal(start_and_end(pretraining)[0], start_and_end(store.get(run))[0])
+
+
+def test_distance_profile_is_signed():
+    looks_ahead = torch.eye(6).roll(2, 1)  # query t attends to key t + 2, the last two wrap around
+    distances, weights = distance_profile(looks_ahead, reach=3)
+    assert distances == [-3, -2, -1, 0, 1, 2, 3]
+    assert weights == [0, 0, 0, 0, 0, 1, 0]
+    assert distance_profile(looks_ahead, reach=4)[1][0] == 1  # the two that wrap around
+    assert distance_profile(torch.eye(3), reach=10)[0] == [-2, -1, 0, 1, 2]
+
+
+@pytest.mark.parametrize("tokenised", [True, False])
+def test_reconstructed_images_keep_what_was_visible(tiny_image, store, where, tokenised):
+    task = replace(tiny_image.task, tokenised=tokenised)
+    entry = compute(replace(tiny_image, task=task).pretraining, store, where)
+    rows = reconstructed(entry, n=5)
+    original, hidden, filled = (rows[name] for name in ("original", "hidden", "filled in"))
+    x = tasks.load(task, 0).test.x[:5].numpy()
+    assert original[0] == pytest.approx(x / 16)
+    assert hidden[0] == pytest.approx(x / 16)
+    mask = hidden[1]
+    assert mask.any(1).all()
+    assert not mask.all(1).any()
+    assert filled[0][~mask] == pytest.approx(original[0][~mask])
+    assert (filled[0][mask] != original[0][mask]).any()
+    assert filled[0].min() >= 0
+    assert filled[0].max() <= 1

@@ -7,9 +7,9 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import ttest_rel
+from scipy.stats import ttest_1samp, ttest_rel
 
-from sptlib.analysis.stats import interval, paired
+from sptlib.analysis.stats import equivalent, interval, paired, recovered
 from sptlib.errors import ConfigError
 
 values = st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=2, max_size=12)
@@ -106,3 +106,65 @@ def test_unpaired_seeds_are_refused():
         paired(table([1, 2], [1, 2], seeds_a=[0, 0]), "accuracy", "SPT", "scratch")
     with pytest.raises(ConfigError, match="finite"):
         paired(table([1, float("nan")], [1, 2]), "accuracy", "SPT", "scratch")
+
+
+@given(st.lists(st.floats(0.4, 0.6), min_size=2, max_size=12), st.floats(0.01, 0.1))
+def test_equivalence_is_two_one_sided_tests(x, margin):
+    if np.ptp(x) < 1e-6:
+        return
+    below = ttest_1samp(x, 0.5 - margin, alternative="greater").pvalue
+    above = ttest_1samp(x, 0.5 + margin, alternative="less").pvalue
+    if abs(max(below, above) - 0.05) > 1e-6:
+        assert equivalent(x, 0.5, margin) is bool(max(below, above) < 0.05)
+
+
+def test_equivalence_by_hand():
+    # mean 2; half the 90 % interval is 1.686, half the 95 % interval 2.484
+    assert equivalent([1.0, 2.0, 3.0], 2.0, 1.7)
+    assert not equivalent([1.0, 2.0, 3.0], 2.0, 1.67)
+    assert not equivalent([1.0, 2.0, 3.0], 2.5, 1.7)
+    assert not equivalent([1.0, 2.0, 3.0], 1.5, 1.7)
+
+
+def test_one_seed_shows_no_equivalence():
+    assert not equivalent([0.5], 0.5, 0.05)
+    assert equivalent([0.5, 0.5], 0.5, 0.05)
+
+
+def arms(scratch, part, full) -> pd.DataFrame:
+    named = {"scratch": scratch, "QK": part, "SPT": full, "other": [0.1] * len(scratch)}
+    return pd.DataFrame(
+        [{"arm": a, "seed": s, "accuracy": x} for a, xs in named.items() for s, x in enumerate(xs)]
+    )
+
+
+def share(table: pd.DataFrame, part: str = "QK"):
+    return recovered(table, "accuracy", "scratch", part, "SPT")
+
+
+def test_recovered_share_by_hand():
+    # gains 0.4 and 0.42 of the whole, mean 0.41; 0.2 and 0.3 of the part
+    found = share(arms([0.5, 0.5], [0.7, 0.8], [0.9, 0.92]))
+    by_hand = interval([0.2 / 0.41, 0.3 / 0.41])
+    assert vars(found) == pytest.approx(vars(by_hand))
+    assert share(arms([0.5, 0.5], [0.7, 0.8], [0.9, 0.92]), "SPT").mean == pytest.approx(1)
+    one = share(arms([0.5], [0.7], [0.9]))
+    assert (one.mean, one.n) == (pytest.approx(0.5), 1)
+    assert math.isnan(one.low)
+
+
+@pytest.mark.parametrize("full", [[0.5, 0.9], [0.4, 0.3], [0.5, 0.5]])
+def test_there_is_no_share_of_no_gain(full):
+    with pytest.raises(ConfigError, match="there is no gain"):
+        share(arms([0.5, 0.5], [0.7, 0.8], full))
+    with pytest.raises(ConfigError, match="there is no gain"):
+        share(arms([0.5], [0.7], [0.5]))
+
+
+def test_recovered_needs_pairs():
+    table = arms([0.5, 0.5], [0.7, 0.8], [0.9, 0.92])
+    for spoilt in (table.drop(index=3), pd.concat([table, table[table.arm == "QK"]])):
+        with pytest.raises(ConfigError, match=r"same seeds|several rows"):
+            share(spoilt)
+    with pytest.raises(ConfigError, match="same seeds"):
+        share(table, "no such arm")
