@@ -52,8 +52,10 @@ class ModelConfig:
         positions: how order enters: sinusoidal (added), learned (added), rope (rotates queries
             and keys), alibi (biases scores), none.
         pooling: over positions before the classification head.
-        init: initial weights: "normal" (weights and embeddings from N(0, 0.02²), biases zero, as in
-            BERT and GPT-2) or "torch" (each PyTorch module's own default).
+        init: initial weights: "torch" (each PyTorch module's own default) or "normal" (weights and
+            embeddings from N(0, 0.02²), biases zero, as in BERT and GPT-2).
+        embed_std: standard deviation of the token embeddings at the start; None = what ``init``
+            says, which is 1 for "torch". The sinusoids added to them have 0.71.
         head_hidden: classification head Linear-ReLU-Linear instead of Linear.
         dropout: on the output of attention and MLP, while training.
         max_len: longest sequence; 0 = the task's length.
@@ -65,7 +67,8 @@ class ModelConfig:
     mlp_ratio: PositiveFloat = 2.0
     positions: Literal["sinusoidal", "learned", "rope", "alibi", "none"] = "sinusoidal"
     pooling: Literal["mean", "max", "last"] = "mean"
-    init: Literal["normal", "torch"] = "normal"
+    init: Literal["torch", "normal"] = "torch"
+    embed_std: PositiveFloat | None = None
     head_hidden: bool = False
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     max_len: NonNegativeInt = 0

@@ -137,6 +137,8 @@ class Transformer(nn.Module):
         )
         if config.init == "normal":
             self.apply(init_normal)
+        if config.embed_std is not None and kind == "tokens":
+            nn.init.normal_(self.embed.weight, std=config.embed_std)
 
     def _embed(self, x_BT: Tensor, hidden_BT: Tensor | None) -> Tensor:
         T = x_BT.shape[1]

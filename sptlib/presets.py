@@ -33,8 +33,8 @@ def classroom(task: str) -> Run:
     if task == "neighbor":
         return Run(
             task=NeighborConfig(p=0.9),
-            model=ModelConfig(width=32, n_layers=1, n_heads=1, mlp_ratio=2.0),
-            pretrain=PretrainConfig(epochs=32.0, lr=5e-3, mask_ratio=0.3),
+            model=ModelConfig(width=32, n_layers=1, n_heads=1, mlp_ratio=2.0, embed_std=2.0),
+            pretrain=PretrainConfig(epochs=16.0, lr=5e-3, mask_ratio=0.3),
             finetune=FinetuneConfig(epochs=16.0, lr=5e-3),
         )
     return Run(

@@ -251,3 +251,10 @@ def test_only_weights_are_in_the_state():
     for positions in POSITIONS:
         model = make(positions=positions)
         assert set(model.state_dict()) == {name for name, _ in model.named_parameters()}
+
+
+def test_embed_std_sets_how_loud_tokens_are():
+    data = tasks.load(NeighborConfig(n_train=8, n_val=4, n_test=4), 0)
+    for embed_std, expected in ((None, 1.0), (2.0, 2.0)):
+        model = build(ModelConfig(width=64, embed_std=embed_std), data, 0)
+        assert float(model.embed.weight.detach().std()) == pytest.approx(expected, rel=0.1)

@@ -21,8 +21,8 @@ GROUP_BY = ["n_labels", "arm"]
 #: labels given, by preset
 LABELS = {
     "smoke": (24, 48),
-    "classroom": (50, 100, 200, 400),
-    "study": (50, 100, 200, 400, 800),
+    "classroom": (50, 200, 800),
+    "study": (25, 50, 100, 200, 400, 800),
     "paper": (50, 100, 200, 400, 800),
 }
 #: the number of labels at which rates were chosen, the strict arm is run, and the headline is made

@@ -57,6 +57,14 @@ def _fresh_data(base: Run) -> Run:
     return replace(run, task=replace(run.task, fresh=True))
 
 
+def _longer(base: Run) -> Run:
+    run = scratch(base)
+    finetune = replace(
+        run.finetune, epochs=2 * run.finetune.epochs, n_evals=2 * run.finetune.n_evals, stop_at=0.99
+    )
+    return replace(run, finetune=finetune)
+
+
 def _escape(base: Run, **model) -> Run:
     run = scratch(base)
     return replace(
@@ -73,14 +81,15 @@ ARMS: dict[str, Callable[[Run], Run]] = {
     ),
     "scratch, 10× data": _more_data,
     "scratch, fresh data": _fresh_data,
-    "scratch, PyTorch's init": lambda base: _escape(base, init="torch"),
+    "scratch, 2× longer": _longer,
+    "scratch, fainter tokens": lambda base: _escape(base, embed_std=1.0),
     "scratch, RoPE": lambda base: _escape(base, positions="rope"),
 }
 #: the arms of both variants
 MAIN_ARMS = ("scratch", "SPT", "QK from SPT", "MLP from SPT")
 #: asked of the first variant only: does more data help, and where does scratch escape?
 DATA_ARMS = ("scratch, 10× data", "scratch, fresh data")
-ESCAPE_ARMS = ("scratch, PyTorch's init", "scratch, RoPE")
+ESCAPE_ARMS = ("scratch, 2× longer", "scratch, fainter tokens", "scratch, RoPE")
 
 
 def base_run(preset: str, steps: tuple[int, int], seed: int, n_layers: int = 0) -> Run:
