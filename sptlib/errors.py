@@ -22,20 +22,23 @@ class DivergedError(SptError, ArithmeticError):
     Attributes:
         step: the first step (counted from 1) whose loss is not finite.
         log: the metric lines up to and including that step.
+        kept_at: where the log was stored; "" if it was not.
     """
 
-    def __init__(self, stage: str, step: int, log: list[dict]):
+    def __init__(self, stage: str, step: int, log: list[dict], kept_at: str = ""):
         super().__init__(stage, step)
         self.stage, self.step, self.log = stage, step, log
+        self.kept_at = kept_at
 
     def __str__(self) -> str:
         return (
             f"{self.stage} diverged: the loss is not finite at step {self.step}; "
             "try a lower rate, a longer warm-up or clip=1"
+            + (f"; the log is {self.kept_at}" if self.kept_at else "")
         )
 
     def __reduce__(self):  # exceptions cross process borders by pickle; `log` must come along
-        return type(self), (self.stage, self.step, self.log)
+        return type(self), (self.stage, self.step, self.log, self.kept_at)
 
 
 def unknown(what: str, name: object, known: Iterable[str]) -> ConfigError:

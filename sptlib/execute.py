@@ -112,7 +112,7 @@ def _train(spec: Run | Pretraining, store: Store, where: Where, recompute: bool)
             started = time.monotonic()
             trained = pretrain(spec, data, checkpoint, progress)
     except DivergedError as error:
-        store.fail(spec, error.log, str(error))
+        error.kept_at = str(store.fail(spec, error.log, str(error)))
         checkpoint.remove()
         raise
     seconds = time.monotonic() - started

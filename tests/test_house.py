@@ -278,7 +278,8 @@ def test_notebook_and_its_text_twin_are_in_step(notebook):
 
 
 def test_every_text_twin_has_its_notebook():
-    assert [p.stem for p in sorted((ROOT / "notebooks").glob("*.md"))] == [p.stem for p in NOTEBOOKS]
+    twins = sorted((ROOT / "notebooks").glob("*.md"))
+    assert [p.stem for p in twins] == [p.stem for p in NOTEBOOKS]
 
 
 # --- citation --------------------------------------------------------------------------------

@@ -112,7 +112,11 @@ def equivalent(values, target: float, margin: float, alpha: float = 0.05) -> boo
 def recovered(
     table: pd.DataFrame, value: str, arm_from: str, arm_part: str, arm_full: str, unit: str = "seed"
 ) -> Interval:
-    """The share of a gain that a part recovers, (part − from) / (full − from), over seeds.
+    """The share of a gain that a part recovers, mean(part − from) / mean(full − from), over seeds.
+
+    The interval is Fieller's (1954) for a ratio of paired means: it counts the uncertainty of the
+    whole gain, too. The lower end is ≥ s exactly if the one of (part − from) − s·(full − from) is
+    ≥ 0.
 
     Raises:
         ConfigError: as `paired`; or if the whole gain's interval does not exclude 0, since a share
@@ -125,5 +129,22 @@ def recovered(
             f"which {arm_part} could recover a share"
         )
     part = paired(table, value, arm_part, arm_from, unit=unit)
-    mean, low, high, sd = (x / gain.mean for x in (part.mean, part.low, part.high, part.sd))
-    return Interval(mean, low, high, sd, part.n, part.level)
+    share = part.mean / gain.mean
+    if gain.n == 1:
+        return Interval(share, np.nan, np.nan, np.nan, 1, gain.level)
+    wide = table.pivot(index=unit, columns="arm", values=value)
+    parts, gains = wide[arm_part] - wide[arm_from], wide[arm_full] - wide[arm_from]
+    t2 = float(stats.t.ppf((1 + gain.level) / 2, gain.n - 1)) ** 2 / gain.n
+    v_pp, v_pg, v_gg = (float(v) * t2 for v in (parts.var(), parts.cov(gains), gains.var()))
+    middle = part.mean * gain.mean - v_pg
+    scale = gain.mean**2 - v_gg  # positive, since the gain's interval excludes 0
+    half = np.sqrt(max(0.0, middle**2 - (part.mean**2 - v_pp) * scale))
+    sd = float((parts / gain.mean).std())
+    return Interval(
+        share,
+        float((middle - half) / scale),
+        float((middle + half) / scale),
+        sd,
+        gain.n,
+        gain.level,
+    )

@@ -1,7 +1,7 @@
 """What the experiments share: arms derived from one Run, and tables read from entries."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
@@ -50,6 +50,26 @@ def seed_list(seeds: int) -> range:
     if seeds < 1:
         raise ConfigError(f"seeds must be at least 1, found {seeds}")
     return range(seeds)
+
+
+def label_steps(run: Run) -> int:
+    """Planned optimiser steps of the second stage."""
+    return run.finetune.n_steps(run.task.n_labels or run.task.n_train)
+
+
+def with_steps(run: Run, n_steps: int, **changes) -> Run:
+    """The Run with this many label steps, evaluated as often per step as before.
+
+    Args:
+        run: the start.
+        n_steps: optimiser steps of the second stage.
+        **changes: further fields of ``finetune``.
+    """
+    finetune = replace(run.finetune, **changes)
+    n_sequences = run.task.n_labels or run.task.n_train
+    epochs = n_steps * min(finetune.batch_size, n_sequences) / n_sequences
+    n_evals = max(1, round(run.finetune.n_evals * n_steps / label_steps(run)))
+    return replace(run, finetune=replace(finetune, epochs=epochs, n_evals=n_evals))
 
 
 def flat(entry: Entry) -> dict[str, Any]:

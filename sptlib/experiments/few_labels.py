@@ -13,7 +13,15 @@ import pandas as pd
 from sptlib import presets
 from sptlib.config import Pretraining, Run
 from sptlib.errors import ConfigError
-from sptlib.experiments.base import Case, Result, at_step, frame, seed_list
+from sptlib.experiments.base import (
+    Case,
+    Result,
+    at_step,
+    frame,
+    label_steps,
+    seed_list,
+    with_steps,
+)
 
 NAME = "few_labels"
 GROUP_BY = ["n_labels", "arm"]
@@ -29,9 +37,9 @@ LABELS = {
 FOCUS = {"smoke": 48, "classroom": 200, "study": 200, "paper": 200}
 
 #: grid from which the pretraining's and every arm's label rate was chosen
-RATES = (1e-3, 2e-3, 5e-3)
+RATES = (2e-3, 5e-3, 1e-2)
 #: the chosen rates (data/tuning/few_labels.csv; a test compares)
-CHOSEN = {"pretraining": 2e-3, "scratch": 2e-3, "SPT": 2e-3}
+CHOSEN = {"pretraining": 5e-3, "scratch": 2e-3, "SPT": 2e-3}
 STRICT = "SPT, labelled images only"
 
 
@@ -50,20 +58,10 @@ def base_run(preset: str, n_labels: int, seed: int, n_layers: int = 0) -> Run:
     )
 
 
-def label_steps(run: Run) -> int:
-    """Optimiser steps of the second stage."""
-    return run.finetune.n_steps(run.task.n_labels or run.task.n_train)
-
-
 def scratch(base: Run) -> Run:
     """From scratch, for as many steps as SPT takes in both stages together."""
-    ratio = 1 + base.pretrain.n_steps(base.task.n_train) / label_steps(base)
-    finetune = replace(
-        base.finetune,
-        epochs=base.finetune.epochs * ratio,
-        n_evals=round(base.finetune.n_evals * ratio),
-    )
-    return replace(base, pretrain=None, finetune=finetune)
+    both = base.pretrain.n_steps(base.task.n_train) + label_steps(base)
+    return with_steps(replace(base, pretrain=None), both)
 
 
 def strict(base: Run) -> Run:

@@ -13,7 +13,7 @@ import pandas as pd
 from sptlib import presets
 from sptlib.config import Pretraining, Run
 from sptlib.errors import ConfigError
-from sptlib.experiments.base import Case, Result, frame, seed_list
+from sptlib.experiments.base import Case, Result, frame, label_steps, seed_list, with_steps
 
 NAME = "synthetic"
 GROUP_BY = ["variant", "arm"]
@@ -36,15 +36,12 @@ CHANCE = 0.5
 
 def scratch(base: Run) -> Run:
     """From scratch, with as many label steps as SPT takes steps in both stages together."""
-    epochs = base.pretrain.epochs + base.finetune.epochs
-    finetune = replace(
-        base.finetune, epochs=epochs, n_evals=2 * base.finetune.n_evals, stop_at=None
-    )
-    return replace(base, pretrain=None, finetune=finetune)
+    both = base.pretrain.n_steps(base.task.n_train) + label_steps(base)
+    return with_steps(replace(base, pretrain=None), both, stop_at=None)
 
 
 def _more_data(base: Run) -> Run:
-    run = scratch(base)
+    run = scratch(base)  # ten times the data, so a tenth of the epochs for the same steps
     return replace(
         run,
         task=replace(run.task, n_train=10 * run.task.n_train),
@@ -57,18 +54,12 @@ def _fresh_data(base: Run) -> Run:
     return replace(run, task=replace(run.task, fresh=True))
 
 
-def _longer(base: Run) -> Run:
+def _escape(base: Run, times: int = 1, batches: int = 1, **model) -> Run:
+    """Scratch, changed such that it may get there, and stopped once it is."""
     run = scratch(base)
-    finetune = replace(
-        run.finetune, epochs=2 * run.finetune.epochs, n_evals=2 * run.finetune.n_evals, stop_at=0.99
-    )
-    return replace(run, finetune=finetune)
-
-
-def _escape(base: Run, **model) -> Run:
-    run = scratch(base)
-    return replace(
-        run, model=replace(run.model, **model), finetune=replace(run.finetune, stop_at=0.99)
+    run = replace(run, model=replace(run.model, **model))
+    return with_steps(
+        run, times * label_steps(run), stop_at=0.99, batch_size=batches * run.finetune.batch_size
     )
 
 
@@ -81,15 +72,15 @@ ARMS: dict[str, Callable[[Run], Run]] = {
     ),
     "scratch, 10× data": _more_data,
     "scratch, fresh data": _fresh_data,
-    "scratch, 2× longer": _longer,
-    "scratch, fainter tokens": lambda base: _escape(base, embed_std=1.0),
+    "scratch, 3× longer": lambda base: _escape(base, times=3),
+    "scratch, 4× batch": lambda base: _escape(base, batches=4),
     "scratch, RoPE": lambda base: _escape(base, positions="rope"),
 }
 #: the arms of both variants
 MAIN_ARMS = ("scratch", "SPT", "QK from SPT", "MLP from SPT")
 #: asked of the first variant only: does more data help, and where does scratch escape?
 DATA_ARMS = ("scratch, 10× data", "scratch, fresh data")
-ESCAPE_ARMS = ("scratch, 2× longer", "scratch, fainter tokens", "scratch, RoPE")
+ESCAPE_ARMS = ("scratch, 3× longer", "scratch, 4× batch", "scratch, RoPE")
 
 
 def base_run(preset: str, steps: tuple[int, int], seed: int, n_layers: int = 0) -> Run:

@@ -171,8 +171,17 @@ def test_the_search_writes_one_row_per_training(tmp_path, monkeypatch):
 def test_choose_takes_the_best_mean_and_breaks_ties_by_loss():
     import pandas as pd
 
-    rows = [("a", 1e-3, 0.5, 0.6), ("a", 1e-3, 0.9, 0.6), ("a", 2e-3, 0.8, 0.5), ("a", 2e-3, 0.7, 0.5),
+    rows = [("a", 1e-3, 0.5, 0.6), ("a", 1e-3, 0.9, 0.6), ("a", 2e-3, 0.8, 0.5),
+            ("a", 2e-3, 0.7, 0.5),
             ("b", 1e-3, 0.5, 0.7), ("b", 2e-3, 0.5, 0.6), ("pretraining", 1e-3, None, 1.0),
             ("pretraining", 2e-3, None, 2.0)]
     table = pd.DataFrame(rows, columns=["arm", "lr", "val_accuracy", "val_loss"])
     assert tuning.choose(table) == {"a": 2e-3, "b": 2e-3, "pretraining": 1e-3}
+
+
+def test_a_single_training_has_the_chosen_rates_too():
+    """`sptlib train` takes the preset as it stands; the experiments put in what was chosen."""
+    for task, module in (("neighbor", synthetic), ("image", few_labels)):
+        run = presets.classroom(task)
+        assert run.pretrain.lr == module.CHOSEN["pretraining"]
+        assert run.finetune.lr == module.CHOSEN["SPT"]
