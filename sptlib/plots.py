@@ -22,7 +22,7 @@ ARM_COLOURS = {
     "SPT, labelled images only": "#56B4E9",
     "scratch, 10× data": "#CC79A7",
     "scratch, fresh data": "#882255",
-    "scratch, 3× longer": "#999933",
+    "scratch, 2× longer": "#999933",
     "scratch, 4× batch": "#117733",
     "scratch, RoPE": "#009E73",
 }

@@ -34,13 +34,13 @@ def classroom(task: str) -> Run:
         return Run(
             task=NeighborConfig(),
             model=ModelConfig(width=32, n_layers=1, n_heads=1, mlp_ratio=2.0),
-            pretrain=PretrainConfig(epochs=16.0, lr=5e-3, mask_ratio=0.3, batch_size=32),
-            finetune=FinetuneConfig(epochs=8.0, lr=5e-3, batch_size=8, n_evals=20),
+            pretrain=PretrainConfig(epochs=16.0, lr=1e-2, mask_ratio=0.3, batch_size=32),
+            finetune=FinetuneConfig(epochs=5.0, lr=5e-3, batch_size=8, n_evals=20),
         )
     return Run(
         task=ImageConfig(n_labels=200),
         model=ModelConfig(width=48, n_layers=2, n_heads=4, mlp_ratio=2.0),
-        pretrain=PretrainConfig(epochs=21.0, lr=5e-3, mask_ratio=0.6, warmup_steps=50, clip=1.0),
+        pretrain=PretrainConfig(epochs=21.0, lr=1e-2, mask_ratio=0.6, warmup_steps=50, clip=1.0),
         finetune=FinetuneConfig(epochs=48.0, lr=2e-3, warmup_steps=50, clip=1.0),
     )
 

@@ -25,10 +25,10 @@ VARIANTS: dict[str, tuple[int, int]] = {"+1 / +3": (1, 3), "+1 / −1": (1, -1)}
 RATES = (2e-3, 5e-3, 1e-2)
 #: the chosen rates (data/tuning/synthetic.csv; a test compares)
 CHOSEN = {
-    "pretraining": 5e-3,
-    "scratch": 5e-3,
+    "pretraining": 1e-2,
+    "scratch": 1e-2,
     "SPT": 5e-3,
-    "QK from SPT": 5e-3,
+    "QK from SPT": 2e-3,
     "MLP from SPT": 5e-3,
 }
 CHANCE = 0.5
@@ -72,7 +72,7 @@ ARMS: dict[str, Callable[[Run], Run]] = {
     ),
     "scratch, 10× data": _more_data,
     "scratch, fresh data": _fresh_data,
-    "scratch, 3× longer": lambda base: _escape(base, times=3),
+    "scratch, 2× longer": lambda base: _escape(base, times=2),
     "scratch, 4× batch": lambda base: _escape(base, batches=4),
     "scratch, RoPE": lambda base: _escape(base, positions="rope"),
 }
@@ -80,7 +80,7 @@ ARMS: dict[str, Callable[[Run], Run]] = {
 MAIN_ARMS = ("scratch", "SPT", "QK from SPT", "MLP from SPT")
 #: asked of the first variant only: does more data help, and where does scratch escape?
 DATA_ARMS = ("scratch, 10× data", "scratch, fresh data")
-ESCAPE_ARMS = ("scratch, 3× longer", "scratch, 4× batch", "scratch, RoPE")
+ESCAPE_ARMS = ("scratch, 2× longer", "scratch, 4× batch", "scratch, RoPE")
 
 
 def base_run(preset: str, steps: tuple[int, int], seed: int, n_layers: int = 0) -> Run:
