@@ -41,7 +41,7 @@ def classroom(task: str) -> Run:
         task=ImageConfig(n_labels=200),
         model=ModelConfig(width=48, n_layers=2, n_heads=4, mlp_ratio=2.0),
         pretrain=PretrainConfig(epochs=21.0, lr=1e-2, mask_ratio=0.6, warmup_steps=50, clip=1.0),
-        finetune=FinetuneConfig(epochs=48.0, lr=2e-3, warmup_steps=50, clip=1.0),
+        finetune=FinetuneConfig(epochs=48.0, lr=1e-2, warmup_steps=50, clip=1.0),
     )
 
 
