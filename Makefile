@@ -27,9 +27,11 @@ help: ## list the targets
 book: $(READY) ## build the book: [PRESET=classroom] [SEEDS=n] [STORE=folder]
 	@$(BIN)/python -m sptlib run all --preset "$(PRESET)" $(if $(SEEDS),--seeds "$(SEEDS)") \
 		$(if $(STORE),--store "$(STORE)") --if-changed
-	@# Sphinx reports a page's warnings only when it reads the page, so a failed build forgets
-	@# what it has read: otherwise the next one would pass
-	@$(BIN)/jupyter-book build . -W -n --keep-going || { rm -rf _build/.doctrees; exit 1; }
+	@# Sphinx reports a page's warnings only when it reads the page: unless the last build passed,
+	@# forget what it has read, or the same fault would pass the second time
+	@[ -e _build/.passed ] || rm -rf _build/.doctrees; rm -f _build/.passed
+	@$(BIN)/jupyter-book build . -W -n --keep-going
+	@touch _build/.passed
 	@echo "The book ($(PRESET) preset) is file://$(CURDIR)/_build/html/index.html"
 
 test: $(READY) ## run the tests with the coverage bar; ARGS="--no-cov -k store" for some of them
