@@ -210,7 +210,7 @@ def against_labels(table: pd.DataFrame, *, columns: dict[str, tuple[str, str]]) 
     fig, ax = plt.subplots(figsize=(7, 4))
     seen: set[str] = set()
     for title, (arm, column) in columns.items():
-        rows = table[table["arm"] == arm]
+        rows = table[(table["arm"] == arm) & table[column].notna()]
         again = arm in seen  # the same arm in another sense: same colour, dashed
         seen.add(arm)
         means = rows.groupby("n_labels")[column].mean()

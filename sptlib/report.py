@@ -81,19 +81,22 @@ def steps_of(result: Result) -> dict[str, int]:
     return steps
 
 
-def means(
-    table: pd.DataFrame, by: Sequence[str], columns: dict[str, str], digits: int = 3
-) -> pd.DataFrame:
-    """Mean and range over seeds of some columns, as text: ``0.502 (0.48–0.52)``.
+def means(table: pd.DataFrame, by: Sequence[str], columns: dict[str, str]) -> pd.DataFrame:
+    """Mean and range over seeds of some columns, as text: ``0.502 (0.481–0.523)``.
 
     Args:
         table: one row per Run.
         by: columns that name a row of the result.
-        columns: heading by column of the table.
+        columns: heading by column of the table. Counts are rounded; what is missing is a dash.
     """
 
     def text(values: pd.Series) -> str:
-        return f"{values.mean():.{digits}f} ({values.min():.{digits}f}–{values.max():.{digits}f})"
+        if values.isna().all():
+            return "–"
+        digits = 0 if pd.api.types.is_integer_dtype(values) else 3
+        low, high = f"{values.min():.{digits}f}", f"{values.max():.{digits}f}"
+        mean = f"{values.mean():.{digits}f}"
+        return mean if low == high else f"{mean} ({low}–{high})"
 
     grouped = table.groupby(list(by), sort=False)
     shown = pd.DataFrame({title: grouped[name].agg(text) for name, title in columns.items()})

@@ -9,6 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from tqdm import tqdm
@@ -81,21 +82,29 @@ def cores() -> int:
     return os.cpu_count() or 1
 
 
+def _nodes(missing: dict, store: Store, recompute: bool) -> dict[str, Run | Pretraining]:
+    """Everything to compute by key: the pretrainings that Runs wait for first, each once."""
+    shared = {}
+    for run in missing.values():
+        if isinstance(run, Run) and run.pretrain is not None:
+            name = key(run.pretraining)
+            if recompute or store.find(name) is None:
+                shared[name] = run.pretraining
+    return shared | missing
+
+
 def _here(missing: dict, store: Store, where: Where, recompute: bool) -> dict[str, str]:
-    failed = {}
-    if recompute:  # as on Dask: each shared pretraining, too, once
-        shared = [
-            run.pretraining
-            for run in missing.values()
-            if isinstance(run, Run) and run.pretrain is not None
-        ]
-        missing = {key(spec): spec for spec in shared} | missing
-    for name, run in _progress(missing.items(), len(missing)):
+    failed: dict[str, str] = {}
+    nodes = _nodes(missing, store, recompute)
+    for name, spec in _progress(nodes.items(), len(nodes)):
+        shared = spec.pretraining if isinstance(spec, Run) else None
         try:
-            compute(run, store, where, recompute)
+            if shared is not None and key(shared) in failed:
+                raise SptError(f"its pretraining failed: {failed[key(shared)]}")
+            compute(spec, store, where, recompute)
         except SptError as error:
             failed[name] = str(error)
-    return failed
+    return {name: why for name, why in failed.items() if name in missing}
 
 
 def _on_dask(
@@ -112,45 +121,37 @@ def _on_dask(
         "device": where.device,
         "recompute": recompute,
     }
-    cluster = None
-    if not scheduler:
-        cluster = LocalCluster(
-            n_workers=min(workers, len(missing)),
-            threads_per_worker=1,
-            processes=True,
-            host="127.0.0.1",
-            dashboard_address="127.0.0.1:0",
-            silence_logs=50,
-        )
-    try:
-        with Client(cluster or scheduler, timeout="20s") as client:
-            tag = f"{time.time_ns()}"  # Dask must not serve an earlier sweep's outcome
-            first = {}
-            for run in missing.values():
-                shared = run.pretraining if isinstance(run, Run) else None
-                if shared is not None and (recompute or store.get(shared) is None):
-                    name = key(shared)
-                    if name not in first:
-                        first[name] = client.submit(
-                            _work, to_dict(shared), options, None, key=f"{name}-{tag}", priority=1
-                        )
-            futures = {}
-            for name, run in missing.items():
-                shared = run.pretraining if isinstance(run, Run) else None
-                after = first.get(key(shared)) if shared is not None else None
-                future = client.submit(_work, to_dict(run), options, after, key=f"{name}-{tag}")
-                futures[future] = name
-            failed = {}
-            for future in _progress(as_completed(futures), len(futures)):
-                error = future.exception() or future.result()
-                if error:
-                    failed[futures[future]] = str(error)
-            return failed
-    except (OSError, TimeoutError, ValueError) as error:  # ValueError: not an address
-        raise ConfigError(f"no Dask scheduler answers at {scheduler!r}: {error}") from error
-    finally:
-        if cluster is not None:
-            cluster.close()
+    nodes = _nodes(missing, store, recompute)
+    with ExitStack() as stack:
+        cluster = None
+        if not scheduler:
+            cluster = LocalCluster(
+                n_workers=min(workers, len(nodes)),
+                threads_per_worker=1,
+                processes=True,
+                host="127.0.0.1",
+                dashboard_address="127.0.0.1:0",
+                silence_logs=50,
+            )
+            stack.callback(cluster.close)
+        try:
+            client = stack.enter_context(Client(cluster or scheduler, timeout="20s"))
+        except (OSError, TimeoutError, ValueError) as error:  # ValueError: not an address
+            raise ConfigError(f"no Dask scheduler answers at {scheduler!r}: {error}") from error
+        tag = time.time_ns()  # Dask must not serve an earlier sweep's outcome
+        futures: dict = {}
+        for name, spec in nodes.items():
+            shared = spec.pretraining if isinstance(spec, Run) else None
+            after = futures.get(key(shared)) if shared is not None else None
+            futures[name] = client.submit(_work, to_dict(spec), options, after, key=f"{name}-{tag}")
+        names = {future.key: name for name, future in futures.items()}
+        failed = {}
+        for future in _progress(as_completed(futures.values()), len(futures)):
+            error = future.exception() or future.result()
+            name = names[future.key]
+            if error and name in missing:
+                failed[name] = str(error)
+        return failed
 
 
 def _work(fields: dict, options: dict, after: str | None) -> str:
@@ -172,4 +173,4 @@ def _work(fields: dict, options: dict, after: str | None) -> str:
 
 def _progress(items: Iterable, total: int) -> Iterable:
     """Progress on stderr, with the estimated end; one line a second at most."""
-    return tqdm(items, total=total, desc="runs", unit="run", file=sys.stderr, mininterval=1.0)
+    return tqdm(items, total=total, desc="trainings", unit="run", file=sys.stderr, mininterval=1.0)

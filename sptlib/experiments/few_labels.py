@@ -36,6 +36,10 @@ LABELS = {
 #: the number of labels at which rates were chosen, the strict arm is run, and the headline is made
 FOCUS = {"smoke": 48, "classroom": 200, "study": 200, "paper": 200}
 
+#: presets in which scratch with equal total steps, and the strict arm, are run at the headline's
+#: number of labels only, to save time; elsewhere scratch then has SPT's label steps
+FOCUS_ONLY = ("classroom",)
+
 #: grid from which the pretraining's and every arm's label rate was chosen
 RATES = (2e-3, 5e-3, 1e-2)
 #: the chosen rates (data/tuning/few_labels.csv; a test compares)
@@ -111,13 +115,19 @@ def cases(
             f"the experiment few_labels is about the task image, found {task!r}; "
             "synthetic takes neighbor"
         )
-    return [
-        Case({"n_labels": n, "arm": arm}, make(arm, base_run(preset, n, seed, n_layers)))
-        for n in (labels or LABELS[presets.check(preset)])
-        for seed in seed_list(seeds or presets.n_seeds(preset))
-        for arm in ARMS
-        if arm != STRICT or n == FOCUS[preset]
-    ]
+    found = []
+    for n in labels or LABELS[presets.check(preset)]:
+        whole = n == FOCUS[preset] or preset not in FOCUS_ONLY
+        for base in (
+            base_run(preset, n, s, n_layers) for s in seed_list(seeds or presets.n_seeds(preset))
+        ):
+            found.append(Case({"n_labels": n, "arm": "SPT"}, make("SPT", base)))
+            run = make("scratch", base)
+            run = run if whole else with_steps(run, label_steps(base))
+            found.append(Case({"n_labels": n, "arm": "scratch"}, run))
+            if whole:
+                found.append(Case({"n_labels": n, "arm": STRICT}, make(STRICT, base)))
+    return found
 
 
 def candidates(preset: str, seeds: Sequence[int]) -> list[Case]:
@@ -150,10 +160,19 @@ def pretraining_candidates(preset: str, seeds: Sequence[int]) -> list[tuple[dict
 
 
 def table(results: Sequence[Result]) -> pd.DataFrame:
-    """One row per Run; scratch has ``at_equal_labels``, its accuracy after SPT's label steps."""
+    """One row per Run, with two further accuracies.
+
+    ``at_equal_labels`` is the one after SPT's label steps; ``at_equal_total`` the one after as many
+    steps as SPT takes in both stages, NaN where that was not run.
+    """
     rows = frame(results)
     steps = {
         r.labels["n_labels"]: label_steps(r.entry.spec) for r in results if r.labels["arm"] == "SPT"
     }
     rows["at_equal_labels"] = [at_step(r.entry, steps[r.labels["n_labels"]]) for r in results]
+    enough = [
+        r.labels["arm"] != "scratch" or label_steps(r.entry.spec) > steps[r.labels["n_labels"]]
+        for r in results
+    ]
+    rows["at_equal_total"] = rows["test_accuracy"].where(enough)
     return rows
