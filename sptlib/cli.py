@@ -244,6 +244,8 @@ def sweep(experiment, preset, seeds, tune, scheduler, workers, store, device, re
 
     module = experiments.get(experiment)
     presets.check(preset)
+    if tune and preset != "classroom":
+        raise ConfigError(f"rates are searched at the classroom preset, found {preset!r}")
     place = Store(store)
     options = {"scheduler": scheduler, "workers": workers, "device": device, "recompute": recompute}
     if tune:

@@ -1,5 +1,6 @@
 """Execute the parameterised notebooks, as papermill does, with checked parameters."""
 
+import base64
 import hashlib
 import json
 import os
@@ -14,7 +15,7 @@ from sptlib.store import repository_root
 from sptlib.tasks import config_class
 
 KERNEL = "python3"
-TYPES = {"int": int, "float": (int, float), "str": str, "bool": bool}
+TYPES = {"int": int, "float": (int, float), "str": str, "bool": bool, "list": list}
 
 
 class NotebookError(SptError):
@@ -68,11 +69,12 @@ def check_parameters(path: Path, given: dict[str, Any]) -> None:
         presets.check(given["preset"])
     if given.get("task"):
         config_class(given["task"])
-    if given.get("seeds", 0) < 0:
-        raise ConfigError(
-            f"parameter seeds must be positive, or 0 for the preset's own number; "
-            f"found {given['seeds']}"
-        )
+    for name in ("seeds", "n_layers"):
+        if given.get(name, 0) < 0:
+            raise ConfigError(
+                f"parameter {name} must be positive, or 0 for the preset's own number; "
+                f"found {given[name]}"
+            )
 
 
 def run(path: Path, given: dict[str, Any], *, store: str = "", if_changed: bool = False) -> Path:
@@ -115,7 +117,23 @@ def run(path: Path, given: dict[str, Any], *, store: str = "", if_changed: bool 
     notebook["metadata"]["sptlib"] = {"stamp": stamp, "parameters": given}
     draft.write_text(json.dumps(notebook, indent=1))
     os.replace(draft, published)
+    _save_figures(notebook)
     return published
+
+
+def _save_figures(notebook: dict) -> None:
+    """Put every named figure of a published notebook into ``results/figures/NAME.png``.
+
+    Other pages show them there: Jupyter Book 1.x cannot glue a figure across pages.
+    """
+    folder = root() / "results" / "figures"
+    folder.mkdir(parents=True, exist_ok=True)
+    for cell in notebook["cells"]:
+        name = cell["metadata"].get("mystnb", {}).get("figure", {}).get("name")
+        for output in cell.get("outputs", []):
+            if name and "image/png" in output.get("data", {}):
+                png = base64.b64decode(output["data"]["image/png"])
+                (folder / f"{name}.png").write_bytes(png)
 
 
 def _execute(path: Path, draft: Path, given: dict[str, Any]) -> None:
@@ -144,7 +162,9 @@ def _execute(path: Path, draft: Path, given: dict[str, Any]) -> None:
 
 def _stamp(path: Path, given: dict[str, Any], store: str) -> str:
     """A hash of everything that an executed notebook depends on, results apart."""
-    digest = hashlib.sha256(json.dumps([given, store], sort_keys=True).encode())
+    digest = hashlib.sha256(
+        json.dumps([given, store or os.environ.get("SPTLIB_STORE")], sort_keys=True).encode()
+    )
     package = Path(__file__).parent
     shipped = [*root().glob("data/tuning/*.csv"), *root().glob("data/*.json")]
     for file in (path, *sorted(package.rglob("*.py")), *sorted(shipped)):

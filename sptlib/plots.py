@@ -2,7 +2,6 @@
 that colour-blind readers can tell apart, and every seed shown."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -11,8 +10,6 @@ import seaborn as sns
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from sptlib.store import repository_root
-
 #: colour of each arm, from Okabe & Ito's palette, in which related arms share a hue
 ARM_COLOURS = {
     "scratch": "#D55E00",
@@ -20,20 +17,13 @@ ARM_COLOURS = {
     "QK from SPT": "#56B4E9",
     "MLP from SPT": "#E69F00",
     "SPT, labelled images only": "#56B4E9",
+    "scratch, SPT's label steps": "#CC79A7",
     "scratch, 10× data": "#CC79A7",
     "scratch, fresh data": "#882255",
     "scratch, 2× longer": "#999933",
     "scratch, 4× batch": "#117733",
     "scratch, RoPE": "#009E73",
 }
-
-
-def save(figure: Figure, name: str) -> Path:
-    """Save a figure as ``results/figures/NAME.png``, for pages that cannot draw it themselves."""
-    folder = (repository_root() or Path.cwd()) / "results" / "figures"
-    folder.mkdir(parents=True, exist_ok=True)
-    figure.savefig(folder / f"{name}.png")
-    return folder / f"{name}.png"
 
 
 def use_style() -> None:
@@ -199,39 +189,38 @@ def by_distance(profiles: dict[str, tuple[list[int], list[float]]], uniform: flo
     return _finished(fig)
 
 
-def against_labels(table: pd.DataFrame, *, columns: dict[str, tuple[str, str]]) -> Figure:
+def against_labels(table: pd.DataFrame, order: Sequence[str]) -> Figure:
     """Accuracy against the number of labels: every seed as a dot, the mean as a line.
 
     Args:
-        table: with columns ``n_labels`` and ``arm``.
-        columns: by legend entry, (arm, column of the table).
+        table: with columns ``n_labels``, ``arm`` and ``test_accuracy``.
+        order: the arms, in the order of the legend.
     """
     use_style()
     fig, ax = plt.subplots(figsize=(7, 4))
-    seen: set[str] = set()
-    for title, (arm, column) in columns.items():
-        rows = table[(table["arm"] == arm) & table[column].notna()]
-        again = arm in seen  # the same arm in another sense: same colour, dashed
-        seen.add(arm)
-        means = rows.groupby("n_labels")[column].mean()
+    markers = ("o", "s", "^", "D")
+    for i, arm in enumerate(order):
+        rows = table[table["arm"] == arm]
+        colour, marker = ARM_COLOURS[arm], markers[i % len(markers)]
+        means = rows.groupby("n_labels")["test_accuracy"].mean()
         ax.plot(
             means.index,
             means.values,
-            color=ARM_COLOURS[arm],
+            color=colour,
             lw=2,
-            label=title,
-            ls="--" if again else "-",
-            marker="^" if again else "o",
-            ms=8,
+            marker=marker,
+            ms=9,
             mfc="white",
+            label=arm,
         )
+        aside = 1 + 0.03 * (i - (len(order) - 1) / 2)  # seeds of different arms side by side
         ax.scatter(
-            rows["n_labels"] * (1.04 if again else 1.0),
-            rows[column],
-            s=20,
+            rows["n_labels"] * aside,
+            rows["test_accuracy"],
+            s=18,
             alpha=0.6,
-            color=ARM_COLOURS[arm],
-            marker="^" if again else "o",
+            color=colour,
+            marker=marker,
         )
     ax.set(xscale="log", xlabel="labelled training images", ylabel="test accuracy")
     ticks = sorted(table["n_labels"].unique())

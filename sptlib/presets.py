@@ -1,7 +1,7 @@
 """The presets: how large everything is, as Python functions that return a Run.
 
-smoke runs everything and shows nothing; classroom is what a reader re-runs live; study is what the
-book's shipped results were computed with; paper has the published sizes. A preset gives the Run
+smoke runs everything and shows nothing; classroom is what a reader re-runs live; study has more
+seeds; paper has the published sizes. A preset gives the Run
 with self-pretraining; the experiments derive their other arms from it.
 """
 

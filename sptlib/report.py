@@ -139,11 +139,17 @@ def verdicts(rules: Sequence[tuple[str, Sequence[bool]]]) -> pd.DataFrame:
         {
             "rule": text,
             "holds in": f"{sum(outcomes)} of {len(outcomes)}",
-            "verdict": "holds" if all(outcomes) else "partly" if any(outcomes) else "does not hold",
+            "verdict": _verdict(outcomes),
         }
         for text, outcomes in rules
     ]
     return pd.DataFrame(rows).set_index("rule")
+
+
+def _verdict(outcomes: Sequence[bool]) -> str:
+    if not outcomes:
+        return "not run"
+    return "holds" if all(outcomes) else "partly" if any(outcomes) else "does not hold"
 
 
 def recovers(table: pd.DataFrame, part: str, share: float = 0.5) -> bool:
@@ -183,7 +189,7 @@ def pretraining_curves(results: Sequence[Result], store: Store, **labels: object
 
 
 def maps(results: Sequence[Result], store: Store, seed: int, **labels: object) -> dict[str, Tensor]:
-    """Mean attention maps (L, H, T, T) of one seed: random start, scratch's end, pretraining's."""
+    """Mean attention maps (L, H, T, T) of one seed: scratch before and after, pretraining after."""
     scratch = next(
         r
         for r in results
@@ -192,11 +198,11 @@ def maps(results: Sequence[Result], store: Store, seed: int, **labels: object) -
         and all(r.labels[k] == v for k, v in labels.items())
     )
     shared = next(r for r in pretrainings(results, store, **labels) if r.entry.spec.seed == seed)
-    start, end = attention.start_and_end(shared.entry)
+    start, end = attention.start_and_end(scratch.entry)
     return {
         "random start": start,
-        "labels only": attention.start_and_end(scratch.entry)[1],
-        "after pretraining": end,
+        "labels only": end,
+        "after pretraining": attention.start_and_end(shared.entry)[1],
     }
 
 

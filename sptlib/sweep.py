@@ -19,6 +19,16 @@ from sptlib.errors import ConfigError, SptError
 from sptlib.execute import Where, compute
 from sptlib.store import Entry, Store
 
+#: Dask's own, without MALLOC_TRIM_THRESHOLD_: with it, malloc returns freed memory at once, which
+#: suits large data frames. A training frees and takes the same memory at every step.
+WORKER_ENVIRONMENT = {
+    "distributed.nanny.pre-spawn-environ": {
+        "OMP_NUM_THREADS": 1,
+        "MKL_NUM_THREADS": 1,
+        "OPENBLAS_NUM_THREADS": 1,
+    }
+}
+
 
 class SweepError(SptError):
     """Some Runs of a sweep failed; the others are stored.
@@ -65,7 +75,8 @@ def compute_all(
         store.work_root()  # a store that cannot be written says so before any process is started
         workers = workers or cores()
         where = Where(device=device)
-        where.torch_device()
+        if not scheduler:
+            where.torch_device()  # what is not there is refused before any process is started
         if scheduler or (workers > 1 and len(missing) > 1):
             failed = _on_dask(missing, store, where, scheduler, workers, recompute)
         else:
@@ -111,6 +122,7 @@ def _on_dask(
     missing: dict, store: Store, where: Where, scheduler: str, workers: int, recompute: bool
 ) -> dict[str, str]:
     try:
+        import dask
         from distributed import Client, LocalCluster, as_completed
     except ImportError as error:
         raise ConfigError(
@@ -125,6 +137,7 @@ def _on_dask(
     with ExitStack() as stack:
         cluster = None
         if not scheduler:
+            stack.enter_context(dask.config.set(WORKER_ENVIRONMENT))
             cluster = LocalCluster(
                 n_workers=min(workers, len(nodes)),
                 threads_per_worker=1,

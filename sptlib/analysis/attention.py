@@ -40,8 +40,7 @@ def mean_map(model: Transformer, x_BT: Tensor, hidden_BT: Tensor | None = None) 
 def start_and_end(entry: Entry, n: int = 100) -> tuple[Tensor, Tensor]:
     """Mean attention maps of a stored training, at its random start and at its best weights.
 
-    They are taken on the first n test sequences; for a pretraining with positions hidden as in
-    training, since that is what its attention was trained for.
+    Both are taken on the first n test sequences, with nothing hidden.
 
     Returns:
         Two tensors (L, H, T, T).
@@ -50,13 +49,10 @@ def start_and_end(entry: Entry, n: int = 100) -> tuple[Tensor, Tensor]:
     data = load(spec.task, spec.seed)
     x = data.test.x[:n]
     stage = "pretrain" if isinstance(spec, Pretraining) else "finetune"
-    hidden = None
-    if isinstance(spec, Pretraining):
-        hidden = hide(spec.pretrain, x, None, generator(spec.seed, "analysis", "mask"))
     model = build(spec.model, data, spec.seed, stage).eval()
-    start = mean_map(model, x, hidden)
+    start = mean_map(model, x)
     model.load_state_dict(entry.model())
-    return start, mean_map(model, x, hidden)
+    return start, mean_map(model, x)
 
 
 def distance_profile(map_TT: Tensor, reach: int = 10) -> tuple[list[int], list[float]]:

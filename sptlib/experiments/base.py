@@ -1,12 +1,13 @@
 """What the experiments share: arms derived from one Run, and tables read from entries."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
 
-from sptlib.config import Run, to_dict
+from sptlib.config import Run
 from sptlib.errors import ConfigError
 from sptlib.store import Entry, Store
 from sptlib.sweep import compute_all
@@ -83,7 +84,7 @@ def flat(entry: Entry) -> dict[str, Any]:
         else:
             row[prefix] = " ".join(map(str, value)) if isinstance(value, list) else value
 
-    walk("", to_dict(entry.spec))
+    walk("", json.loads(entry.read("config.json")))
     row |= {k: v for k, v in entry.result.items() if not isinstance(v, list)}
     row["seconds"] = entry.environment["seconds"]
     row["device"] = entry.environment["device"]
@@ -108,17 +109,6 @@ def evaluations(entry: Entry) -> pd.DataFrame:
     tested = [c for c in table if c.startswith("test_")]
     table[tested] = table[tested].ffill()
     return table
-
-
-def at_step(entry: Entry, step: int) -> float:
-    """Test accuracy at the best validation checkpoint within the first ``step`` steps."""
-    table = evaluations(entry)
-    reached = table[table["step"] <= step]
-    if reached.empty:
-        raise ConfigError(
-            f"{entry.key} was first evaluated at step {table['step'].min()}, not by step {step}"
-        )
-    return float(reached["test_accuracy"].iloc[-1])
 
 
 def frame(results: Sequence[Result]) -> pd.DataFrame:

@@ -21,8 +21,9 @@ GROUP_BY = ["variant", "arm"]
 #: the two variants, each with the classes' steps d
 VARIANTS: dict[str, tuple[int, int]] = {"+1 / +3": (1, 3), "+1 / −1": (1, -1)}
 
-#: grid from which the pretraining's and every arm's label rate was chosen
-RATES = (2e-3, 5e-3, 1e-2)
+#: grid of the pretraining's rates, and the one of every arm's label rates
+PRETRAIN_RATES = (2e-3, 5e-3, 1e-2)
+RATES = (2e-3, 5e-3, 1e-2, 2e-2)
 #: the chosen rates (data/tuning/synthetic.csv; a test compares)
 CHOSEN = {
     "pretraining": 1e-2,
@@ -164,7 +165,7 @@ def pretraining_candidates(preset: str, seeds: Sequence[int]) -> list[tuple[dict
                     {"variant": variant, "arm": "pretraining", "lr": lr},
                     replace(base, pretrain=replace(base.pretrain, lr=lr)).pretraining,
                 )
-                for lr in RATES
+                for lr in PRETRAIN_RATES
             ]
     return found
 

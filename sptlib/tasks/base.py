@@ -10,8 +10,6 @@ from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass as validated
 from torch import Tensor
 
-from sptlib.errors import ConfigError
-
 PositiveInt = Annotated[int, Field(gt=0)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
 
@@ -140,9 +138,3 @@ def labelled_subset(train: Split, n_labels: int, g: torch.Generator) -> Split:
         rank[y == c] = torch.arange(int((y == c).sum()))
     turn = torch.argsort(rank * (int(y.max()) + 1) + y, stable=True)
     return train.take(order[turn][:n_labels])
-
-
-def require(condition: bool, message: str) -> None:
-    """Raise `ConfigError` with this message unless the condition holds."""
-    if not condition:
-        raise ConfigError(message)

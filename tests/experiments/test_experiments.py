@@ -8,6 +8,7 @@ from sptlib import experiments, presets, tuning
 from sptlib.config import key
 from sptlib.errors import ConfigError
 from sptlib.experiments import base, few_labels, synthetic
+from sptlib.experiments.base import label_steps
 from sptlib.notebooks import root
 from sptlib.store import Store
 
@@ -44,8 +45,11 @@ def test_rates_follow_from_the_shipped_search(module):
     assert tuning.choose(table) == module.CHOSEN
     per_cell = table.groupby(["arm", "lr"]).size()
     for arm in table["arm"].unique():
-        assert set(per_cell[arm].index) == set(module.RATES), "every arm has the whole grid"
+        grid = module.PRETRAIN_RATES if arm == "pretraining" else module.RATES
+        assert set(per_cell[arm].index) == set(grid), "every arm has the whole grid"
         assert per_cell[arm].nunique() == 1
+    today = [key(spec) for spec in tuning.runs(module, "classroom")]
+    assert table["key"].tolist() == today, "search anew: sptlib sweep NAME --tune"
 
 
 def test_arms_of_a_seed_share_data_and_pretraining():
@@ -67,26 +71,26 @@ def test_scratch_takes_the_steps_of_both_stages(preset):
         run = synthetic.make(arm, synthetic.base_run(preset, (1, 3), 0))
         assert run.finetune.n_steps(run.task.n_train) == both >= 1000, arm
         assert run.finetune.stop_at is None, arm
-    for n_labels in few_labels.LABELS[preset]:
-        spt = few_labels.base_run(preset, n_labels, 0)
-        run = few_labels.scratch(spt)
-        assert few_labels.label_steps(run) == pytest.approx(
-            few_labels.label_steps(spt) + spt.pretrain.n_steps(spt.task.n_train), abs=1
-        )
 
 
-def test_label_steps_do_not_depend_on_how_many_labels_there_are():
-    steps = {few_labels.label_steps(few_labels.base_run("classroom", n, 0))
-             for n in few_labels.LABELS["classroom"]}
-    assert len(steps) == 1
+@pytest.mark.parametrize("preset", ["smoke", "classroom", "study"])
+def test_steps_are_equal_where_an_arm_says_so(preset):
+    expected = label_steps(few_labels.base_run(preset, few_labels.FOCUS[preset], 0))
+    for n in few_labels.LABELS[preset]:
+        spt = few_labels.base_run(preset, n, 0)
+        pretraining = spt.pretrain.n_steps(spt.task.n_train)
+        arms = {arm: few_labels.make(arm, spt, preset) for arm in few_labels.ARMS}
+        assert label_steps(arms["SPT"]) == label_steps(arms[few_labels.SHORT]) == expected
+        assert label_steps(arms["scratch"]) == expected + pretraining
+        strict = arms[few_labels.STRICT]
+        assert strict.pretrain.n_steps(n) == pytest.approx(pretraining, abs=1)
+        assert strict.pretraining.task.n_labels == n
+        assert spt.pretraining.task.n_labels == 0
 
 
-def test_strict_pretraining_sees_labelled_images_only_and_as_many_steps():
-    spt = few_labels.base_run("classroom", 200, 0)
-    strict = few_labels.make(few_labels.STRICT, spt)
-    assert strict.pretraining.task.n_labels == 200
-    assert spt.pretraining.task.n_labels == 0
-    assert strict.pretrain.n_steps(200) == spt.pretrain.n_steps(spt.task.n_train)
+def test_paper_keeps_the_published_rates():
+    for case in few_labels.cases("paper", 1):
+        assert case.run.finetune.lr == 1e-3
 
 
 def test_table_has_a_row_per_run(store):
@@ -98,33 +102,28 @@ def test_table_has_a_row_per_run(store):
     assert table[["test_accuracy", "train_loss"]].notna().all(axis=None)
 
 
-def test_at_step_reads_a_shorter_training_off_a_longer_one(store):
-    table = few_labels.table(collect(few_labels, store))
-    for n, rows in table.groupby("n_labels"):
-        rows = rows.set_index("arm")
-        assert rows.loc["scratch", "steps"] > rows.loc["SPT", "steps"], n
-        assert rows.loc["SPT", "at_equal_labels"] == rows.loc["SPT", "test_accuracy"]
-
-
-def test_at_step_before_the_first_evaluation_is_refused(store):
-    entry = collect(few_labels, store)[0].entry
-    with pytest.raises(ConfigError, match="first evaluated"):
-        base.at_step(entry, 0)
+def test_one_number_of_labels_is_the_headline():
+    assert few_labels.focus("classroom") == 200
+    assert few_labels.focus("classroom", [50, 100]) == 100
+    cases = few_labels.cases("classroom", 1, labels=[50, 100])
+    long = {c.labels["n_labels"] for c in cases if c.labels["arm"] == "scratch"}
+    assert long == {100}
 
 
 def test_a_prefix_of_a_training_is_the_shorter_training(store):
-    """What `at_step` relies on: with a constant rate, the first k steps are the same."""
+    """With a constant rate, the first k steps are the same."""
     from dataclasses import replace
 
     from sptlib.execute import compute
 
-    run = few_labels.make("scratch", few_labels.base_run("smoke", 48, 0))
+    run = few_labels.make("scratch", few_labels.base_run("smoke", 48, 0), "smoke")
     run = replace(run, finetune=replace(run.finetune, epochs=4.0, n_evals=4))
     half = replace(run, finetune=replace(run.finetune, epochs=2.0, n_evals=2))
     long, short = compute(run, store), compute(half, store)
     n = short.result["steps"]
     assert [x for x in long.metrics if x["step"] <= n] == short.metrics
-    assert base.at_step(long, n) == short.result["test_accuracy"]
+    reached = base.evaluations(long).query("step <= @n")
+    assert reached["test_accuracy"].iloc[-1] == short.result["test_accuracy"]
 
 
 def test_losses_are_averaged_over_a_trailing_window(store):
@@ -164,7 +163,8 @@ def test_the_search_writes_one_row_per_training(tmp_path, monkeypatch):
     path = tuning.write(few_labels, "smoke", entries, tmp_path)
     table = tuning.read("few_labels", tmp_path)
     assert path == tmp_path / "data" / "tuning" / "few_labels.csv"
-    assert len(table) == len(entries) == 3 * len(few_labels.RATES)
+    assert len(table) == len(entries)
+    assert len(table) == 2 * len(few_labels.RATES) + len(few_labels.PRETRAIN_RATES)
     assert set(tuning.choose(table)) == set(few_labels.CHOSEN)
 
 

@@ -59,6 +59,8 @@ def test_papermill_and_sptlib_run_give_the_same_numbers(inside):
     assert str(published) in done.stdout.splitlines()[-1]
     assert glued(published) == glued(out)
     assert "spt_acc" in glued(out)
+    picture = inside / "results" / "figures" / "fig-synthetic-arms.png"
+    assert picture.read_bytes().startswith(b"\x89PNG")
     # each computed by itself: the second one had an empty store of its own
     assert len(list(own.glob("*/result.json"))) == len(
         list((inside / "results" / "store").glob("*/result.json"))) > 0
@@ -93,6 +95,7 @@ def test_a_failing_notebook_publishes_nothing(inside):
     (("sedes", "2"), "did you mean 'seeds'"),
     (("seeds", "two"), "seeds of 01_synthetic is int, found 'two'"),
     (("seeds", "-1"), "seeds must be positive"),
+    (("n_layers", "-1"), "n_layers must be positive"),
     (("preset", "clasroom"), "did you mean 'classroom'"),
     (("task", "neighbour"), "did you mean 'neighbor'"),
 ])
@@ -101,6 +104,11 @@ def test_wrong_parameters_are_refused_at_once(inside, given, message):
     assert done.exit_code == 1
     assert message in done.stderr
     assert len(done.stderr.splitlines()) <= 2
+
+
+def test_a_list_is_not_a_number(inside):
+    done = CliRunner().invoke(main, ["run", "02", "-p", "labels", "50"])
+    assert (done.exit_code, "labels of 02_few_labels is list" in done.stderr) == (1, True)
 
 
 def test_unknown_notebook_is_refused(inside):
