@@ -297,3 +297,9 @@ def test_citation():
 
 def test_changelog_has_this_version():
     assert f"\n## [{sptlib.__version__}]" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_pictures_of_the_readme_exist():
+    pictures = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", (ROOT / "README.md").read_text())
+    assert pictures
+    assert all((ROOT / p).is_file() for p in pictures)
