@@ -19,8 +19,8 @@ from sptlib.errors import ConfigError, SptError
 from sptlib.execute import Where, compute
 from sptlib.store import Entry, Store
 
-#: Dask's own, without ``MALLOC_TRIM_THRESHOLD_``, with which malloc returns freed memory at once: that
-#: suits large data frames, but a training frees and takes the same memory at every step.
+#: Dask's own, without ``MALLOC_TRIM_THRESHOLD_``. With it, malloc returns freed memory at once;
+#: that suits large data frames, but a training frees and takes the same memory at every step.
 WORKER_ENVIRONMENT = {
     "distributed.nanny.pre-spawn-environ": {
         "OMP_NUM_THREADS": 1,
