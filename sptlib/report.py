@@ -19,6 +19,8 @@ from sptlib.experiments.base import Result, losses
 from sptlib.store import Store
 from sptlib.tasks import load
 
+pd.set_option("display.max_colwidth", None)  # rules and settings are sentences, not to be cut
+
 
 def training_seconds(results: Sequence[Result], store: Store) -> float:
     """Training time of the results and of the pretrainings they share, each counted once."""
@@ -45,8 +47,8 @@ def scale(preset: str, results: Sequence[Result], store: Store) -> Markdown:
     )
 
 
-def settings(result: Result) -> Markdown:
-    """The task, model and training of one Run, as a table of field names and values."""
+def settings(result: Result) -> pd.DataFrame:
+    """The task, model and training of one Run: its fields and their values, a row per part."""
     run = result.entry.spec
     task = {k: v for k, v in asdict(run.task).items() if k not in ("data_seed", "fresh", "name")}
     pretrain = (
@@ -58,11 +60,11 @@ def settings(result: Result) -> Markdown:
         "pretrain": pretrain,
         "finetune": asdict(run.finetune),
     }
-    rows = ["| part | field: value |", "|---|---|"]
-    for part, fields in parts.items():
-        shown = ", ".join(f"{k}: {_short(v)}" for k, v in fields.items())
-        rows.append(f"| {part} | {shown} |")
-    return Markdown("\n".join(rows))
+    shown = [
+        {"part": part, "fields": ", ".join(f"{k} = {_short(v)}" for k, v in fields.items())}
+        for part, fields in parts.items()
+    ]
+    return pd.DataFrame(shown).set_index("part")
 
 
 def _short(value) -> str:
