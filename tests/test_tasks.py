@@ -15,7 +15,7 @@ from sptlib import tasks
 from sptlib.errors import ConfigError
 from sptlib.seeding import derive_seed, generator
 from sptlib.tasks import ImageConfig, NeighborConfig, Split, TaskData
-from sptlib.tasks.base import labelled_subset, require
+from sptlib.tasks.base import labelled_subset
 from sptlib.tasks.neighbor import sample
 
 SPLITS = ("unlabelled", "train", "val", "test")
@@ -226,9 +226,6 @@ def test_streams_are_named():
     )
 
 
-def test_require_and_unknown_names():
-    require(True, "fine")
-    with pytest.raises(ConfigError, match="not fine"):
-        require(False, "not fine")
+def test_unknown_names():
     with pytest.raises(ConfigError, match="did you mean 'image'"):
         tasks.config_class("images")

@@ -82,7 +82,7 @@ def test_a_failing_notebook_publishes_nothing(inside):
     broken["cells"] = [c for c in broken["cells"]
                        if "parameters" in c["metadata"].get("tags", [])]
     broken["cells"].append({"cell_type": "code", "execution_count": None, "metadata": {},
-                            "outputs": [], "source": "1 / 0"})
+                            "outputs": [], "source": "1 / 0", "id": "broken"})
     path = inside / "99_broken.ipynb"
     path.write_text(json.dumps(broken))
     with pytest.raises(notebooks.NotebookError, match="ZeroDivisionError"):
