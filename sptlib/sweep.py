@@ -6,10 +6,12 @@ elsewhere.
 """
 
 import os
+import signal
 import sys
+import threading
 import time
-from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from tqdm import tqdm
@@ -138,14 +140,15 @@ def _on_dask(
         cluster = None
         if not scheduler:
             stack.enter_context(dask.config.set(WORKER_ENVIRONMENT))
-            cluster = LocalCluster(
-                n_workers=min(workers, len(nodes)),
-                threads_per_worker=1,
-                processes=True,
-                host="127.0.0.1",
-                dashboard_address="127.0.0.1:0",
-                silence_logs=50,
-            )
+            with _deaf_children():
+                cluster = LocalCluster(
+                    n_workers=min(workers, len(nodes)),
+                    threads_per_worker=1,
+                    processes=True,
+                    host="127.0.0.1",
+                    dashboard_address="127.0.0.1:0",
+                    silence_logs=50,
+                )
             stack.callback(cluster.close)
         try:
             client = stack.enter_context(Client(cluster or scheduler, timeout="20s"))
@@ -165,6 +168,19 @@ def _on_dask(
             if error and name in missing:
                 failed[name] = str(error)
         return failed
+
+
+@contextmanager
+def _deaf_children() -> Iterator[None]:
+    """Processes started meanwhile ignore Ctrl-C: this one hears it, and ends them in order."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals are the main thread's business
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _work(fields: dict, options: dict, after: str | None) -> str:

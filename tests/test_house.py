@@ -110,7 +110,7 @@ def test_lock_is_complete(python, system):
             if installed != version(locked[name]):
                 pytest.skip(f"{name} {installed} is installed, not {locked[name]}")
         about = metadata.distribution(name)
-        supported = about.metadata["Requires-Python"] or ""
+        supported = about.metadata.get("Requires-Python") or ""
         assert SpecifierSet(supported).contains(f"{python}.0"), f"{name} needs Python {supported}"
         if name == "torch":  # pins what it needs on each platform itself
             continue
