@@ -8,6 +8,7 @@ lengths.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
@@ -87,15 +88,16 @@ class Stage:
             fresh = self.sample(size, generator(self.seed, self.name, "fresh", step))
             return fresh.to(self.split.x.device)
         epoch, offset = divmod(step * size, n)
-        index = self._order(epoch)[offset : offset + size]
+        index = _order(self.seed, self.name, n, epoch)[offset : offset + size]
         if len(index) < size:
-            index = torch.cat([index, self._order(epoch + 1)[: size - len(index)]])
+            following = _order(self.seed, self.name, n, epoch + 1)
+            index = torch.cat([index, following[: size - len(index)]])
         return self.split.take(index.to(self.split.x.device))
 
-    def _order(self, epoch: int) -> Tensor:
-        return torch.randperm(
-            len(self.split), generator=generator(self.seed, self.name, "order", epoch)
-        )
+
+@lru_cache(maxsize=2)  # a batch reaches into one epoch or two; shuffling anew costs at each step
+def _order(seed: int, stage: str, n: int, epoch: int) -> Tensor:
+    return torch.randperm(n, generator=generator(seed, stage, "order", epoch))
 
 
 def fit(
@@ -110,7 +112,7 @@ def fit(
         model: on the device of the stage's data.
         stage: what to train.
         checkpoint: where to save now and then, and where to resume from.
-        progress: called as ``progress(step, n_steps, loss)`` a few times per second at most.
+        progress: called as ``progress(step, n_steps, loss)`` at evaluations and every 50 steps.
 
     Raises:
         DivergedError: at a loss that is NaN or infinite, naming the step.
@@ -132,7 +134,7 @@ def fit(
         pending.clear()
         for step, loss in enumerate(losses, first):
             state.log.append({"stage": stage.name, "step": step, "loss": loss})
-            if not torch.isfinite(torch.tensor(loss)):
+            if not math.isfinite(loss):
                 raise DivergedError(stage.name, step, state.log)
         if losses and progress is not None:
             progress(state.step, n_steps, losses[-1])

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import settings
 
+from sptlib import execute
 from sptlib.config import FinetuneConfig, ModelConfig, PretrainConfig, Run
 from sptlib.execute import Where
 from sptlib.store import Store
@@ -73,3 +74,17 @@ def python():
         )
 
     return call
+
+
+@pytest.fixture
+def trained(monkeypatch) -> list[str]:
+    """The stages that are computed in this process from now on."""
+    calls = []
+    for name in ("pretrain", "finetune"):
+        original = getattr(execute, name)
+        monkeypatch.setattr(
+            execute,
+            name,
+            lambda *a, original=original, name=name: (calls.append(name), original(*a))[1],
+        )
+    return calls

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from sptlib import execute, sweep
+from sptlib import sweep
 from sptlib.config import key, to_dict
 from sptlib.errors import ConfigError, StoreError
 from sptlib.store import Store
@@ -23,20 +23,6 @@ def arms(tiny):
         replace(tiny, pretrain=None),
         replace(tiny, seed=1),
     ]
-
-
-@pytest.fixture
-def trained(monkeypatch) -> list[str]:
-    """The stages that are computed in this process from now on."""
-    calls = []
-    for name in ("pretrain", "finetune"):
-        original = getattr(execute, name)
-        monkeypatch.setattr(
-            execute,
-            name,
-            lambda *a, original=original, name=name: (calls.append(name), original(*a))[1],
-        )
-    return calls
 
 
 def diverging(run):
