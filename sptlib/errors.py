@@ -16,6 +16,31 @@ class StoreError(SptError):
     """The run store cannot be read or written as asked."""
 
 
+class DataError(SptError):
+    """A data file is missing, damaged, or not in the format that it should have.
+
+    Args:
+        path: the file or folder.
+        message: what was found, what was expected, what mends it.
+        line: counted from 1, for text files.
+        byte: offset from 0, for binary files.
+    """
+
+    def __init__(
+        self, path: object, message: str, line: int | None = None, byte: int | None = None
+    ):
+        super().__init__(path, message, line, byte)
+        self.path, self.message, self.line, self.byte = str(path), message, line, byte
+
+    def __str__(self) -> str:
+        where = self.path
+        if self.line is not None:
+            where += f":{self.line}"
+        if self.byte is not None:
+            where += f" (byte {self.byte})"
+        return f"{where}: {self.message}"
+
+
 class DivergedError(SptError, ArithmeticError):
     """A training loss became NaN or infinite.
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from sptlib import presets
 from sptlib.errors import ConfigError, SptError, unknown
-from sptlib.store import repository_root
+from sptlib.places import repository_root
 from sptlib.tasks import config_class
 
 KERNEL = "python3"

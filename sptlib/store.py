@@ -23,6 +23,7 @@ from torch import Tensor
 
 from sptlib.config import Pretraining, Run, from_dict, key, to_dict
 from sptlib.errors import StoreError
+from sptlib.places import repository_root
 
 FILES = ("config.json", "metrics.jsonl", "result.json", "model.safetensors", "environment.json")
 
@@ -33,15 +34,6 @@ def default_path() -> Path:
         return Path(os.environ["SPTLIB_STORE"])
     root = repository_root()
     return root / "results" / "store" if root else user_cache_path("sptlib") / "store"
-
-
-def repository_root() -> Path | None:
-    """The project's checkout that the current folder lies in, or None."""
-    here = Path.cwd()
-    for folder in (here, *here.parents):
-        if (folder / "_config.yml").is_file() and (folder / "sptlib").is_dir():
-            return folder
-    return None
 
 
 class Entry:

@@ -1,0 +1,1 @@
+"""Readers, writers and checks of the official file formats, one module each."""

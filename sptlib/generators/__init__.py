@@ -1,0 +1,1 @@
+"""Generators of the synthetic tasks of the Long Range Arena, vectorised."""
