@@ -8,6 +8,7 @@ and adding a consumer changes no other stream.
 import hashlib
 import json
 
+import numpy as np
 import torch
 
 
@@ -24,3 +25,13 @@ def derive_seed(*name: str | int) -> int:
 def generator(*name: str | int) -> torch.Generator:
     """A CPU generator for the stream with this name."""
     return torch.Generator().manual_seed(derive_seed(*name))
+
+
+def frozen_generator(*name: str | int) -> np.random.RandomState:
+    """A numpy generator for the stream with this name, for generated data sets.
+
+    `RandomState` is numpy's legacy generator: its streams are the only ones that numpy promises
+    never to change (NEP 19), so that a data set has the same bytes under every version.
+    """
+    seed = derive_seed(*name)
+    return np.random.RandomState([seed & 0xFFFFFFFF, seed >> 32])
