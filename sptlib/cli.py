@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from sptlib import __version__
+from sptlib.cli_data import data
 from sptlib.errors import ConfigError, SptError
 
 # everything heavier is imported inside the command that needs it: `sptlib --help` is instant
@@ -62,7 +63,7 @@ _recompute = click.option("--recompute", is_flag=True, help="Compute anew, even 
 
 
 @main.command()
-@click.option("--task", default="neighbor", show_default=True, help="neighbor or image.")
+@click.option("--task", default="neighbor", show_default=True, help="neighbor, listops, image, pathfinder, retrieval, text; text:direction, …")
 @_preset
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
 @click.option("--scratch", is_flag=True, help="Leave the pretraining out.")
@@ -221,8 +222,8 @@ def run(notebooks, given, preset, seeds, store, if_changed) -> None:
 @click.option(
     "--tune",
     is_flag=True,
-    help="Search the rates instead: the preset's grid on seeds from 100 on; the table "
-    "lands in data/tuning/.",
+    help="Search the rates instead: the grid on seeds from 100 on, at the preset that the "
+    "experiment names; the table lands in data/tuning/.",
 )
 @click.option("--scheduler", default="", help="Address of a Dask scheduler; default: this machine.")
 @click.option(
@@ -244,8 +245,11 @@ def sweep(experiment, preset, seeds, tune, scheduler, workers, store, device, re
 
     module = experiments.get(experiment)
     presets.check(preset)
-    if tune and preset != "classroom":
-        raise ConfigError(f"rates are searched at the classroom preset, found {preset!r}")
+    if tune and preset != module.TUNED_AT:
+        raise ConfigError(
+            f"the rates of {experiment} are searched at the preset {module.TUNED_AT}, "
+            f"found {preset!r}"
+        )
     place = Store(store)
     options = {"scheduler": scheduler, "workers": workers, "device": device, "recompute": recompute}
     if tune:
@@ -257,6 +261,9 @@ def sweep(experiment, preset, seeds, tune, scheduler, workers, store, device, re
         cells = module.table(results).groupby(module.GROUP_BY, sort=False)["test_accuracy"]
         click.echo(cells.agg(["mean", "min", "max", "count"]).round(4).to_string())
         click.echo(f"{len(results)} Runs stored in {place.path}")
+
+
+main.add_command(data)
 
 
 @main.group()
@@ -335,14 +342,34 @@ def runs_verify(repair, store) -> None:
 
 @runs.command("export")
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@click.option(
+    "--metrics-only",
+    is_flag=True,
+    help="Configurations, results, thinned logs and environments as JSON lines, with a checksum "
+    "in manifest.json beside: what is shipped in data/study/.",
+)
+@click.option("--experiment", default=None, help="Only the Runs of this experiment.")
+@_preset
+@_seeds
 @_store
-def runs_export(file, store) -> None:
+def runs_export(file, metrics_only, experiment, preset, seeds, store) -> None:
     """Write one row per Run, every field of its configuration and result, as CSV."""
+    from sptlib import experiments, export
     from sptlib.config import Run
     from sptlib.experiments import base
     from sptlib.store import Store
 
-    rows = [base.flat(e) for e in Store(store).entries() if isinstance(e.spec, Run)]
+    place = Store(store)
+    if experiment is None:
+        entries = list(place.entries())
+    else:
+        module = experiments.get(experiment)
+        entries = base.stored(module.cases(preset, seeds or 0), place)
+    if metrics_only:
+        n = export.write(file, entries)
+        click.echo(f"{n} trainings written to {file}, their checksum to {export.MANIFEST} beside")
+        return
+    rows = [base.flat(e) for e in entries if isinstance(e.spec, Run)]
     names = list(dict.fromkeys(name for row in rows for name in row))
     with file.open("w", newline="") as out:
         writer = csv.DictWriter(out, names)

@@ -57,6 +57,9 @@ class ModelConfig:
         embed_std: standard deviation of the token embeddings at the start; None = what ``init``
             says, which is 1 for "torch". The sinusoids added to them have 0.71.
         head_hidden: classification head Linear-ReLU-Linear instead of Linear.
+        head_norm: what the pooled vector passes before the head: "none" or "batch" (each feature
+            standardised over the batch, without parameters; over the running mean and variance in
+            evaluation). Pairs need it: u∘v of nearly equal vectors tells nothing.
         dropout: on the output of attention and MLP, while training.
         max_len: longest sequence; 0 = the task's length.
     """
@@ -70,6 +73,7 @@ class ModelConfig:
     init: Literal["torch", "normal"] = "torch"
     embed_std: PositiveFloat | None = None
     head_hidden: bool = False
+    head_norm: Literal["none", "batch"] = "none"
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     max_len: NonNegativeInt = 0
 
@@ -198,7 +202,9 @@ class Run:
         task = self.pretrain.task or self.task
         if not self.pretrain.labelled_only:
             task = dataclasses.replace(task, n_labels=0)
-        model = dataclasses.replace(self.model, pooling="mean", head_hidden=False)
+        model = dataclasses.replace(
+            self.model, pooling="mean", head_hidden=False, head_norm="none"
+        )
         if self.pretrain.task is not None:
             model = dataclasses.replace(model, max_len=0)
         return Pretraining(

@@ -101,6 +101,8 @@ class Transformer(nn.Module):
         n_classes: C, for the classification head.
         max_len: longest sequence it accepts.
         scale: pixels are divided by it.
+        pairs: the classifier compares two sequences: its input is [u, v, u∘v, u − v] of their
+            pooled features (the LRA's dual encoder, Tay et al. 2021).
     """
 
     def __init__(
@@ -112,8 +114,10 @@ class Transformer(nn.Module):
         max_len: int,
         vocab_size: int = 0,
         scale: float = 1.0,
+        pairs: bool = False,
     ):
         super().__init__()
+        self.pairs = pairs
         self.kind, self.vocab_size, self.max_len, self.scale = kind, vocab_size, max_len, scale
         self.pooling = config.pooling
         D = config.width
@@ -130,11 +134,13 @@ class Transformer(nn.Module):
         self.blocks = nn.ModuleList(Block(config, max_len) for _ in range(config.n_layers))
         self.norm = nn.LayerNorm(D)
         self.reconstructor = nn.Linear(D, vocab_size if kind == "tokens" else 1)
+        pooled = 4 * D if pairs else D
         self.classifier = (
-            nn.Linear(D, n_classes)
+            nn.Linear(pooled, n_classes)
             if not config.head_hidden
-            else nn.Sequential(nn.Linear(D, D), nn.ReLU(), nn.Linear(D, n_classes))
+            else nn.Sequential(nn.Linear(pooled, D), nn.ReLU(), nn.Linear(D, n_classes))
         )
+        self.standardise = nn.BatchNorm1d(D, affine=False) if config.head_norm == "batch" else None
         if config.init == "normal":
             self.apply(init_normal)
         if config.embed_std is not None and kind == "tokens":
@@ -181,9 +187,20 @@ class Transformer(nn.Module):
         return out if self.kind == "tokens" else out.squeeze(-1)
 
     def classify(self, x_BT: Tensor, length_B: Tensor | None = None) -> Tensor:
-        """Class logits (B, C) from the pooled features."""
-        h_BTD = self(x_BT, None, length_B)
-        return self.classifier(pool(h_BTD, keep_mask(x_BT, length_B), self.pooling))
+        """Class logits (B, C) from the pooled features.
+
+        Pairs come as x (B, 2, T) with lengths (B, 2); both are encoded by the same weights.
+        """
+        if self.pairs:
+            x_BT = x_BT.flatten(0, 1)
+            length_B = None if length_B is None else length_B.flatten()
+        pooled_BD = pool(self(x_BT, None, length_B), keep_mask(x_BT, length_B), self.pooling)
+        if self.standardise is not None:
+            pooled_BD = self.standardise(pooled_BD)
+        if self.pairs:
+            u_BD, v_BD = pooled_BD[0::2], pooled_BD[1::2]
+            pooled_BD = torch.cat([u_BD, v_BD, u_BD * v_BD, u_BD - v_BD], dim=-1)
+        return self.classifier(pooled_BD)
 
     @torch.no_grad()
     def attention_maps(
@@ -257,4 +274,5 @@ def build(config: ModelConfig, data: TaskData, *stream: str | int) -> Transforme
             max_len=config.max_len or data.max_len,
             vocab_size=data.vocab_size,
             scale=data.scale,
+            pairs=data.pairs,
         )

@@ -250,3 +250,70 @@ def image_rows(rows: dict[str, tuple[np.ndarray, np.ndarray | None]], side: int)
             ax.grid(visible=False)
         line[0].set_ylabel(title, rotation=0, ha="right", va="center")
     return _finished(fig)
+
+
+def expression_tree(tokens: Sequence[str], close: str = "X") -> Figure:
+    """A ListOps expression as a tree: operators above their arguments, read from left to right.
+
+    Args:
+        tokens: symbols of one expression, such as ``[MAX 2 9 X``.
+        close: the symbol that ends a list.
+    """
+    use_style()
+    place, parent, depth = _tree(tokens, close)
+    fig, ax = plt.subplots(figsize=(max(4.0, 0.32 * (max(x for x, _ in place) + 2)), 0.75 * depth))
+    for (x, y), above in zip(place, parent, strict=True):
+        if above is not None:
+            ax.plot([x, place[above][0]], [y, place[above][1]], color="#BBBBBB", lw=1.2, zorder=1)
+    words = [t for t in tokens if t != close]
+    for (x, y), word in zip(place, words, strict=True):
+        operator = not word.isdigit()
+        ax.text(
+            x, y, word.strip("["), ha="center", va="center", fontsize=9, zorder=2,
+            color="white" if operator else "black",
+            bbox={"boxstyle": "round,pad=0.3", "fc": "#0072B2" if operator else "white",
+                  "ec": "#0072B2" if operator else "#999999"},
+        )  # fmt: skip
+    ax.set(xlim=(-1, max(x for x, _ in place) + 1), ylim=(-depth + 0.4, 0.6))
+    ax.axis("off")
+    return _finished(fig)
+
+
+def _tree(tokens: Sequence[str], close: str) -> tuple[list, list, int]:
+    """Place and parent of each node: leaves side by side, an operator above the middle of its."""
+    place: list[tuple[float, int]] = []
+    parent: list[int | None] = []
+    opened: list[int] = []
+    next_leaf, deepest = 0, 1
+    for token in tokens:
+        if token == close:
+            node = opened.pop()
+            below = [place[i][0] for i, above in enumerate(parent) if above == node]
+            place[node] = ((below[0] + below[-1]) / 2, place[node][1])
+            continue
+        parent.append(opened[-1] if opened else None)
+        place.append((next_leaf, -len(opened)))
+        deepest = max(deepest, len(opened) + 1)
+        if token.isdigit():
+            next_leaf += 1
+        else:
+            opened.append(len(place) - 1)
+    return place, parent, deepest
+
+
+def labelled_images(images: np.ndarray, titles: Sequence[str]) -> Figure:
+    """Square grey images side by side, each with its label.
+
+    Args:
+        images: (n, side²) in [0, 1]; 1 is white.
+        titles: one per image.
+    """
+    use_style()
+    side = round(images.shape[1] ** 0.5)
+    fig, axes = plt.subplots(1, len(images), figsize=(1.55 * len(images), 1.9), squeeze=False)
+    for ax, image, title in zip(axes[0], images, titles, strict=True):
+        ax.imshow(image.reshape(side, side), cmap="gray", vmin=0, vmax=1)
+        ax.set(xticks=[], yticks=[])
+        ax.set_title(title, fontsize=9)
+        ax.grid(visible=False)
+    return _finished(fig)

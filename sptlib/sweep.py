@@ -5,7 +5,6 @@ more threads), bound to this machine only; the address of any other Dask schedul
 elsewhere.
 """
 
-import os
 import signal
 import sys
 import threading
@@ -17,6 +16,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from sptlib.config import Pretraining, Run, from_dict, key, to_dict
+from sptlib.data.make import cores
 from sptlib.errors import ConfigError, SptError
 from sptlib.execute import Where, compute
 from sptlib.store import Entry, Store
@@ -86,13 +86,6 @@ def compute_all(
         if failed:
             raise SweepError(failed)
     return [Entry(store.path / key(run)) for run in runs]
-
-
-def cores() -> int:
-    """CPU cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):  # not on macOS
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def _nodes(missing: dict, store: Store, recompute: bool) -> dict[str, Run | Pretraining]:

@@ -6,7 +6,7 @@ lengths.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -23,7 +23,8 @@ from sptlib.seeding import derive_seed, generator
 from sptlib.tasks import Split, TaskData
 from sptlib.transfer import copy_groups, freeze_groups
 
-EVAL_BATCH = 500  # sequences per forward pass without gradients
+EVAL_BATCH = 500  # sequences per forward pass without gradients, and
+EVAL_POSITIONS = 2**19  # positions: fewer sequences if they are long
 
 
 @dataclass(frozen=True)
@@ -86,13 +87,13 @@ class Stage:
         size = min(self.config.batch_size, n)
         if self.sample is not None:
             fresh = self.sample(size, generator(self.seed, self.name, "fresh", step))
-            return fresh.to(self.split.x.device)
+            return fresh.to(self.split.x.device).trimmed()
         epoch, offset = divmod(step * size, n)
         index = _order(self.seed, self.name, n, epoch)[offset : offset + size]
         if len(index) < size:
             following = _order(self.seed, self.name, n, epoch + 1)
             index = torch.cat([index, following[: size - len(index)]])
-        return self.split.take(index.to(self.split.x.device))
+        return self.split.take(index.to(self.split.x.device)).trimmed()
 
 
 @lru_cache(maxsize=2)  # a batch reaches into one epoch or two; shuffling anew costs at each step
@@ -196,12 +197,18 @@ def _has_dropout(model: Transformer) -> bool:
     return model.blocks[0].dropout.p > 0
 
 
+def _pieces(split: Split) -> Iterator[slice]:
+    """Pieces of a split that are small enough for one forward pass."""
+    size = max(1, min(EVAL_BATCH, EVAL_POSITIONS // split.x[0].numel()))
+    return (slice(start, start + size) for start in range(0, len(split), size))
+
+
 def accuracy(model: Transformer, split: Split) -> dict[str, float]:
     """Classification accuracy and mean cross-entropy (nats) on a split."""
     correct, loss = 0, 0.0
     with torch.no_grad():
-        for start in range(0, len(split), EVAL_BATCH):
-            part = split.take(slice(start, start + EVAL_BATCH))
+        for piece in _pieces(split):
+            part = split.take(piece).trimmed()
             logits = model.classify(part.x, part.length)
             correct += int((logits.argmax(-1) == part.y).sum())
             loss += float(F.cross_entropy(logits, part.y, reduction="sum"))
@@ -218,11 +225,9 @@ def reconstruction(model: Transformer, split: Split, hidden_NT: Tensor) -> dict[
     total, loss, hits = int(hidden_NT.sum()), 0.0, 0
     outputs, targets = [], []
     with torch.no_grad():
-        for start in range(0, len(split), EVAL_BATCH):
-            part, hidden = (
-                split.take(slice(start, start + EVAL_BATCH)),
-                hidden_NT[start : start + EVAL_BATCH],
-            )
+        for piece in _pieces(split):
+            part = split.take(piece).trimmed()
+            hidden = hidden_NT[piece, : part.x.shape[1]]
             out = model.reconstruct(part.x, hidden, part.length)
             loss += float(reconstruction_loss(out, part.x, hidden, model.scale)) * int(hidden.sum())
             if model.kind == "tokens":
@@ -247,7 +252,8 @@ def pretrain(
     """Masked reconstruction of all training inputs; labels are never read."""
     config = spec.pretrain
     model = build(spec.model, data, spec.seed, "pretrain").to(data.train.x.device)
-    hidden_val = hide(config, data.val.x, data.val.length, generator(spec.seed, "val", "mask"))
+    val = data.val.sequences()
+    hidden_val = hide(config, val.x, val.length, generator(spec.seed, "val", "mask"))
 
     def loss(model: Transformer, batch: Split, step: int) -> Tensor:
         g = generator(spec.seed, "pretrain", "mask", step)
@@ -256,7 +262,7 @@ def pretrain(
         return reconstruction_loss(output, batch.x, hidden, model.scale)
 
     def evaluate(model: Transformer) -> dict[str, float]:
-        values = reconstruction(model, data.val, hidden_val)
+        values = reconstruction(model, val, hidden_val)
         return {"score": values.pop("score"), **{f"val_{k}": v for k, v in values.items()}}
 
     stage = Stage(
@@ -264,7 +270,7 @@ def pretrain(
         config=config,
         seed=spec.seed,
         loss=loss,
-        split=data.train if config.labelled_only else data.unlabelled,
+        split=data.train.sequences() if config.labelled_only else data.unlabelled,
         evaluate=evaluate,
         sample=_fresh(spec.task, data),
     )

@@ -16,10 +16,16 @@ from sptlib.store import Entry
 SEEDS = (100, 101, 102)
 
 
+def seeds_of(experiment: ModuleType) -> Sequence[int]:
+    """The seeds of an experiment's search: all, or fewer where its trainings are long."""
+    return SEEDS[: getattr(experiment, "N_TUNING_SEEDS", len(SEEDS))]
+
+
 def runs(experiment: ModuleType, preset: str) -> list:
     """Every pretraining and Run of the search, pretrainings first."""
-    return [spec for _, spec in experiment.pretraining_candidates(preset, SEEDS)] + [
-        case.run for case in experiment.candidates(preset, SEEDS)
+    seeds = seeds_of(experiment)
+    return [spec for _, spec in experiment.pretraining_candidates(preset, seeds)] + [
+        case.run for case in experiment.candidates(preset, seeds)
     ]
 
 
@@ -32,8 +38,9 @@ def write(experiment: ModuleType, preset: str, entries: Sequence[Entry], root: P
         entries: of `runs`, in that order.
         root: of the checkout.
     """
-    labels = [labels for labels, _ in experiment.pretraining_candidates(preset, SEEDS)]
-    labels += [case.labels for case in experiment.candidates(preset, SEEDS)]
+    seeds = seeds_of(experiment)
+    labels = [labels for labels, _ in experiment.pretraining_candidates(preset, seeds)]
+    labels += [case.labels for case in experiment.candidates(preset, seeds)]
     rows = []
     for what, entry in zip(labels, entries, strict=True):
         result = entry.result

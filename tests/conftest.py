@@ -24,6 +24,12 @@ settings.load_profile("suite")
 def _elsewhere(monkeypatch, tmp_path_factory):
     """No test touches the user's store: whoever forgets to name one writes to a temporary one."""
     monkeypatch.setenv("SPTLIB_STORE", str(tmp_path_factory.mktemp("default") / "store"))
+    monkeypatch.setenv("SPTLIB_DATA", str(_data(tmp_path_factory)))
+
+
+def _data(tmp_path_factory):
+    """Generated data and read packages are kept for the whole session."""
+    return tmp_path_factory.getbasetemp() / "data"
 
 
 @pytest.fixture

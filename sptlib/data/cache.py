@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from sptlib.errors import DataError
 from sptlib.formats.base import writing
 from sptlib.places import data_home
 
@@ -99,4 +100,7 @@ def _open(path: Path) -> Mapped | None:
 
 def stamp(*paths: Path) -> list:
     """Name, size and time of change of source files, for ``parts``: changed files are read anew."""
-    return [[p.name, p.stat().st_size, p.stat().st_mtime_ns] for p in paths]
+    try:
+        return [[p.name, p.stat().st_size, p.stat().st_mtime_ns] for p in paths]
+    except OSError as error:
+        raise DataError(error.filename, f"cannot be read ({error.strerror})") from error

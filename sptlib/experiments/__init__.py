@@ -1,16 +1,21 @@
 """One module per question of the paper.
 
 Each has ``cases(preset, seeds, ...)`` (Runs with their labels), ``table(results)`` (a row per Run),
-``GROUP_BY`` (the labels that name a cell of the table), and, where rates were searched, ``RATES``,
-``CHOSEN`` and ``candidates(preset, seeds)`` for `sptlib.tuning`.
+``GROUP_BY`` (the labels that name a cell of the table), and, where rates were searched,
+``TUNED_AT`` (the preset), ``RATES``, ``CHOSEN`` and ``candidates(preset, seeds)`` for
+`sptlib.tuning`.
 """
 
 from types import ModuleType
 
 from sptlib.errors import unknown
-from sptlib.experiments import few_labels, synthetic
+from sptlib.experiments import few_labels, replication, synthetic
 
-EXPERIMENTS: dict[str, ModuleType] = {"synthetic": synthetic, "few_labels": few_labels}
+EXPERIMENTS: dict[str, ModuleType] = {
+    "synthetic": synthetic,
+    "few_labels": few_labels,
+    "replication": replication,
+}
 
 
 def get(name: str) -> ModuleType:

@@ -8,7 +8,8 @@ from typing import Any
 import pandas as pd
 
 from sptlib.config import Run
-from sptlib.errors import ConfigError
+from sptlib.errors import ConfigError, StoreError
+from sptlib.export import Shipped, Study
 from sptlib.store import Entry, Store
 from sptlib.sweep import compute_all
 
@@ -31,7 +32,7 @@ class Result:
     """A case with its stored result."""
 
     labels: dict[str, Any]
-    entry: Entry
+    entry: Entry | Shipped
 
 
 def collect(cases: Sequence[Case], store: Store, **options) -> list[Result]:
@@ -44,6 +45,28 @@ def collect(cases: Sequence[Case], store: Store, **options) -> list[Result]:
     """
     entries = compute_all([case.run for case in cases], store, **options)
     return [Result(case.labels, entry) for case, entry in zip(cases, entries, strict=True)]
+
+
+def shipped(cases: Sequence[Case], study: Study) -> list[Result]:
+    """The results of those cases that a study has; nothing is computed."""
+    found = [(case, study.get(case.run)) for case in cases]
+    return [Result(case.labels, entry) for case, entry in found if entry is not None]
+
+
+def stored(cases: Sequence[Case], store: Store) -> list[Entry]:
+    """Every stored training behind these cases, pretrainings included, each once.
+
+    Raises:
+        StoreError: if one is missing.
+    """
+    specs = [spec for case in cases for spec in (case.run.pretraining, case.run) if spec]
+    found = {}
+    for spec in specs:
+        entry = store.get(spec)
+        if entry is None:
+            raise StoreError(f"{store.path} lacks a Run of seed {spec.seed}; compute the sweep first")
+        found[entry.key] = entry
+    return list(found.values())
 
 
 def seed_list(seeds: int) -> range:

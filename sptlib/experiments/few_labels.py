@@ -29,6 +29,8 @@ LABELS = {
 #: the number of labels at which rates were chosen and the headline is made
 FOCUS = {"smoke": 48, "classroom": 200, "study": 200, "paper": 200}
 
+#: the preset at which rates are searched
+TUNED_AT = "classroom"
 #: grid of the pretraining's rates, and the one of every arm's label rates
 PRETRAIN_RATES = (2e-3, 5e-3, 1e-2)
 RATES = (2e-3, 5e-3, 1e-2, 2e-2)
@@ -57,7 +59,7 @@ def base_run(preset: str, n_labels: int, seed: int, n_layers: int = 0) -> Run:
 
 def scratch(base: Run) -> Run:
     """From scratch, for as many steps as SPT takes in both stages together."""
-    both = base.pretrain.n_steps(base.task.n_train) + label_steps(base)
+    both = base.pretrain.n_steps(base.task.n_inputs) + label_steps(base)
     return with_steps(replace(base, pretrain=None), both)
 
 

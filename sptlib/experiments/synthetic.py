@@ -21,6 +21,8 @@ GROUP_BY = ["variant", "arm"]
 #: the two variants, each with the classes' steps d
 VARIANTS: dict[str, tuple[int, int]] = {"+1 / +3": (1, 3), "+1 / −1": (1, -1)}
 
+#: the preset at which rates are searched
+TUNED_AT = "classroom"
 #: grid of the pretraining's rates, and the one of every arm's label rates
 PRETRAIN_RATES = (2e-3, 5e-3, 1e-2)
 RATES = (2e-3, 5e-3, 1e-2, 2e-2)
@@ -37,7 +39,7 @@ CHANCE = 0.5
 
 def scratch(base: Run) -> Run:
     """From scratch, with as many label steps as SPT takes steps in both stages together."""
-    both = base.pretrain.n_steps(base.task.n_train) + label_steps(base)
+    both = base.pretrain.n_steps(base.task.n_inputs) + label_steps(base)
     return with_steps(replace(base, pretrain=None), both, stop_at=None)
 
 

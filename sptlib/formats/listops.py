@@ -93,7 +93,7 @@ def _value(operator: int, args: list[int]) -> int:
 def depth(tokens: np.ndarray) -> int:
     """Depth of the deepest node; the root's is 1."""
     step = np.where(tokens == CLOSE, -1, (tokens >= MIN).astype(np.int64))
-    return int(np.cumsum(step).max()) + int(tokens[0] >= MIN)
+    return int(np.cumsum(step).max()) + 1  # every list holds something
 
 
 def to_text(tokens: np.ndarray) -> str:

@@ -213,6 +213,11 @@ def _apply(
                      default=total)
 
 
+def mark(row: np.ndarray) -> bytes:
+    """A digest by which an expression is recognised."""
+    return blake2b(row.tobytes(), digest_size=16).digest()
+
+
 def distinct(
     blocks: Iterable[Expressions],
     n: int,
@@ -234,9 +239,8 @@ def distinct(
     for part in blocks if n > 0 else ():
         new = []
         for i, row in enumerate(part.rows()):
-            mark = blake2b(row.tobytes(), digest_size=16).digest()
-            if mark not in taken:
-                taken.add(mark)
+            if (digest := mark(row)) not in taken:
+                taken.add(digest)
                 new.append(i)
                 if found + len(new) == n:
                     break

@@ -6,25 +6,50 @@ from typing import Annotated
 from pydantic import Field
 
 from sptlib.errors import unknown
-from sptlib.tasks import image, neighbor
+from sptlib.tasks import image, listops, neighbor, pathfinder, retrieval, text
 from sptlib.tasks.base import Split, TaskConfig, TaskData
 from sptlib.tasks.image import ImageConfig
+from sptlib.tasks.listops import ListOpsConfig
 from sptlib.tasks.neighbor import NeighborConfig
+from sptlib.tasks.pathfinder import PathfinderConfig
+from sptlib.tasks.retrieval import RetrievalConfig
+from sptlib.tasks.text import TextConfig
 
 #: any task's configuration; JSON tells them apart by the field `name`
-Task = Annotated[NeighborConfig | ImageConfig, Field(discriminator="name")]
+Task = Annotated[
+    NeighborConfig | ListOpsConfig | ImageConfig | PathfinderConfig | RetrievalConfig | TextConfig,
+    Field(discriminator="name"),
+]
 
-CONFIGS: dict[str, type[TaskConfig]] = {"neighbor": NeighborConfig, "image": ImageConfig}
-_LOADERS = {"neighbor": neighbor.load, "image": image.load}
+CONFIGS: dict[str, type[TaskConfig]] = {
+    "neighbor": NeighborConfig,
+    "listops": ListOpsConfig,
+    "image": ImageConfig,
+    "pathfinder": PathfinderConfig,
+    "retrieval": RetrievalConfig,
+    "text": TextConfig,
+}
+_LOADERS = {
+    "neighbor": neighbor.load,
+    "listops": listops.load,
+    "image": image.load,
+    "pathfinder": pathfinder.load,
+    "retrieval": retrieval.load,
+    "text": text.load,
+}
 
 __all__ = [
     "CONFIGS",
     "ImageConfig",
+    "ListOpsConfig",
     "NeighborConfig",
+    "PathfinderConfig",
+    "RetrievalConfig",
     "Split",
     "Task",
     "TaskConfig",
     "TaskData",
+    "TextConfig",
     "config_class",
     "load",
 ]

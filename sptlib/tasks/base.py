@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
 import torch
@@ -40,6 +40,11 @@ class TaskConfig:
     data_seed: int | None = None
     fresh: bool = False
 
+    @property
+    def n_inputs(self) -> int:
+        """Sequences that pretraining sees."""
+        return self.n_train
+
     @model_validator(mode="after")
     def _labels_fit(self):
         if self.n_labels > self.n_train:
@@ -52,14 +57,17 @@ class Split:
     """One split, whole, as compact tensors.
 
     Attributes:
-        x: (N, T) uint8 or int16: token numbers, or pixel values before scaling.
+        x: (N, T) uint8 or int16: token numbers, or pixel values before scaling; (N, 2, T) for
+            pairs of sequences.
         y: (N,) int64 labels.
-        length: (N,) int64 valid positions per sequence; None = all T.
+        length: (N,) or (N, 2) int64 valid positions per sequence; None = all T.
+        digest: SHA-256 of the tensors where it is known already (they come from a file); "" else.
     """
 
     x: Tensor
     y: Tensor
     length: Tensor | None = None
+    digest: str = ""
 
     def __len__(self) -> int:
         return len(self.x)
@@ -69,10 +77,26 @@ class Split:
         length = None if self.length is None else self.length[index]
         return Split(self.x[index], self.y[index], length)
 
+    def trimmed(self) -> "Split":
+        """The same without the positions at the end that are padding in every sequence.
+
+        Batches are trimmed before they are computed; padding would change no number, only cost.
+        """
+        if self.length is None or (longest := int(self.length.max())) == self.x.shape[-1]:
+            return self
+        return Split(self.x[..., :longest], self.y, self.length)
+
+    def sequences(self) -> "Split":
+        """Single sequences: pairs (N, 2, T) become (2N, T), everything else stays as it is."""
+        if self.x.dim() == 2:
+            return self
+        length = None if self.length is None else self.length.flatten()
+        return Split(self.x.flatten(0, 1), self.y.repeat_interleave(2), length)
+
     def to(self, device: torch.device | str) -> "Split":
         """The same split on another device."""
         length = None if self.length is None else self.length.to(device)
-        return Split(self.x.to(device), self.y.to(device), length)
+        return Split(self.x.to(device), self.y.to(device), length, self.digest)
 
 
 @dataclass(frozen=True)
@@ -83,10 +107,14 @@ class TaskData:
         kind: "tokens" (x are token numbers below ``vocab_size``) or "pixels" (x / scale in [0, 1]).
         n_classes: number of labels.
         max_len: T, positions per sequence, padding included.
-        unlabelled: all training inputs, for pretraining. Its labels are never read.
+        unlabelled: all training inputs, for pretraining, as single sequences. Its labels are never
+            read.
         train: the labelled training sequences.
         sample: ``sample(n, generator)`` draws n fresh sequences; None for real data.
         classes: a name per label, for figures.
+        pairs: the labelled splits hold pairs of sequences, whose relation is the label.
+        symbols: what each token stands for, for people; empty = its number.
+        notes: what readers should know about these data, e.g. how many sequences were cut.
     """
 
     kind: Literal["tokens", "pixels"]
@@ -100,6 +128,9 @@ class TaskData:
     scale: float = 1.0
     sample: Callable[[int, torch.Generator], Split] | None = None
     classes: tuple[str, ...] = ()
+    pairs: bool = False
+    symbols: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     fingerprint: str = field(init=False)
 
     def __post_init__(self):
@@ -108,14 +139,16 @@ class TaskData:
     def to(self, device: torch.device | str) -> "TaskData":
         """The same data with all splits on one device."""
         moved = {s: getattr(self, s).to(device) for s in ("unlabelled", "train", "val", "test")}
-        shared = ("kind", "n_classes", "max_len", "vocab_size", "scale", "sample", "classes")
-        return TaskData(**moved, **{name: getattr(self, name) for name in shared})
+        return replace(self, **moved)
 
 
 def _fingerprint(data: TaskData) -> str:
     """SHA-256 over every tensor that a result can depend on."""
     digest = hashlib.sha256()
     for split in (data.unlabelled, data.train, data.val, data.test):
+        if split.digest:
+            digest.update(split.digest.encode())
+            continue
         for tensor in (split.x, split.y, split.length):
             if tensor is not None:
                 digest.update(f"{tuple(tensor.shape)}{tensor.dtype}".encode())

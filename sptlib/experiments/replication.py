@@ -1,0 +1,181 @@
+"""04: does self-pretraining beat training from scratch on the tasks of the Long Range Arena?
+
+Small versions of the five tasks, and two more labels of the same texts. Arms: SPT; and from
+scratch, with as many steps as SPT takes in both stages. Since the rate is constant after the
+warm-up, the same training from scratch also tells what SPT's number of label steps gives:
+`short` reads it off.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pandas as pd
+
+from sptlib import presets
+from sptlib.config import Pretraining, Run
+from sptlib.errors import unknown
+from sptlib.experiments.base import (
+    Case,
+    Result,
+    evaluations,
+    frame,
+    label_steps,
+    seed_list,
+    with_steps,
+)
+
+NAME = "replication"
+GROUP_BY = ["task", "arm"]
+
+#: the recipe of each row of the table
+TASKS: dict[str, str] = {
+    "ListOps": "listops",
+    "Image": "image",
+    "Pathfinder": "pathfinder",
+    "Retrieval": "retrieval",
+    "Text": "text",
+    "Text, direction": "text:direction",
+    "Retrieval, direction": "retrieval:direction",
+}
+#: the five of the LRA; the others are this project's
+LRA = ("ListOps", "Image", "Pathfinder", "Retrieval", "Text")
+#: what is run live at the classroom preset, to save time
+LIVE = ("Text, direction", "Retrieval, direction")
+#: accuracy of always answering the most frequent class, about
+N_CLASSES = {"ListOps": 10, "Image": 10}
+
+#: rates are searched at the preset, and on the seeds, whose results are the chapter's main ones
+TUNED_AT = "study"
+PRETRAIN_RATES = (1e-3, 2e-3, 5e-3)
+RATES = (5e-4, 1e-3, 2e-3, 5e-3)
+#: the chosen rates (data/tuning/replication.csv; a test compares); `paper` keeps the published ones
+CHOSEN: dict[str, dict[str, float]] = {}
+
+SHORT = "scratch, SPT's label steps"
+
+
+def base_run(preset: str, task: str, seed: int, n_layers: int = 0) -> Run:
+    """The self-pretrained Run of a row of the table, at the rate chosen for its pretraining."""
+    run = presets.get(preset, TASKS[task])
+    lr = run.pretrain.lr if preset == "paper" else CHOSEN[task]["pretraining"]
+    return replace(
+        run,
+        seed=seed,
+        model=replace(run.model, n_layers=n_layers or run.model.n_layers),
+        pretrain=replace(run.pretrain, lr=lr),
+    )
+
+
+def scratch(base: Run) -> Run:
+    """From scratch, for as many steps as SPT takes in both stages together."""
+    both = base.pretrain.n_steps(base.task.n_inputs) + label_steps(base)
+    return with_steps(replace(base, pretrain=None), both)
+
+
+ARMS: dict[str, Callable[[Run], Run]] = {"scratch": scratch, "SPT": lambda base: base}
+
+
+def make(arm: str, task: str, base: Run, preset: str) -> Run:
+    """The Run of an arm, at the rate chosen for it; `paper` keeps the published rate."""
+    run = ARMS[arm](base)
+    if preset == "paper":
+        return run
+    return replace(run, finetune=replace(run.finetune, lr=CHOSEN[task][arm]))
+
+
+def check(tasks: Sequence[str]) -> tuple[str, ...]:
+    """Rows of the table by name or recipe, in its order; raises `ConfigError`."""
+    names = {recipe: name for name, recipe in TASKS.items()} | {name: name for name in TASKS}
+    for task in tasks:
+        if task not in names:
+            raise unknown("task of the replication", task, names)
+    wanted = {names[task] for task in tasks}
+    return tuple(name for name in TASKS if name in wanted)
+
+
+def cases(
+    preset: str = "classroom",
+    seeds: int = 0,
+    *,
+    n_layers: int = 0,
+    tasks: Sequence[str] = (),
+) -> list[Case]:
+    """All Runs of the experiment.
+
+    Args:
+        preset: name of the preset.
+        seeds: seeds 0 … n−1; 0 = the preset's number.
+        n_layers: layers of the model; 0 = the preset's.
+        tasks: rows of the table, or their recipes; empty = all (at the classroom preset: `LIVE`).
+    """
+    presets.check(preset)
+    chosen = check(tasks) if tasks else (LIVE if preset == "classroom" else tuple(TASKS))
+    return [
+        Case({"task": task, "arm": arm}, make(arm, task, base, preset))
+        for task in chosen
+        for seed in seed_list(seeds or presets.n_seeds(preset))
+        for base in [base_run(preset, task, seed, n_layers)]
+        for arm in ARMS
+    ]
+
+
+def candidates(preset: str, seeds: Sequence[int]) -> list[Case]:
+    """The search for label rates: SPT and scratch with every rate, for each task."""
+    found = []
+    for task in TASKS:
+        for base in (base_run(preset, task, seed) for seed in seeds):
+            for arm in ARMS:
+                run = ARMS[arm](base)
+                found += [
+                    Case(
+                        {"task": task, "arm": arm, "lr": lr},
+                        replace(run, finetune=replace(run.finetune, lr=lr)),
+                    )
+                    for lr in RATES
+                ]
+    return found
+
+
+def pretraining_candidates(preset: str, seeds: Sequence[int]) -> list[tuple[dict, Pretraining]]:
+    """The search for the pretraining's rate, by its own validation loss: no label is seen."""
+    return [
+        (
+            {"task": task, "arm": "pretraining", "lr": lr},
+            replace(base, pretrain=replace(base.pretrain, lr=lr)).pretraining,
+        )
+        for task in TASKS
+        for base in (base_run(preset, task, seed) for seed in seeds)
+        for lr in PRETRAIN_RATES
+    ]
+
+
+def table(results: Sequence[Result]) -> pd.DataFrame:
+    """One row per Run; scratch has a second one, after SPT's number of label steps."""
+    rows = frame(results)
+    return pd.concat([rows, frame_short(results, rows)], ignore_index=True)
+
+
+def frame_short(results: Sequence[Result], rows: pd.DataFrame) -> pd.DataFrame:
+    """What each training from scratch had reached after as many steps as SPT's label steps.
+
+    The rate is the one chosen for the long training.
+    """
+    steps = {
+        (r.labels["task"], r.entry.spec.seed): label_steps(r.entry.spec)
+        for r in results
+        if r.labels["arm"] == "SPT"
+    }
+    short = []
+    for result, row in zip(results, rows.to_dict("records"), strict=True):
+        place = (result.labels["task"], result.entry.spec.seed)
+        if result.labels["arm"] == "scratch" and place in steps:
+            reached = evaluations(result.entry).query("step <= @steps[@place]").iloc[-1]
+            short.append(
+                {
+                    **{k: row[k] for k in ("task", "seed", "key")},
+                    "arm": SHORT,
+                    "steps": int(reached["step"]),
+                    "test_accuracy": reached["test_accuracy"],
+                }
+            )
+    return pd.DataFrame(short)

