@@ -63,7 +63,13 @@ _recompute = click.option("--recompute", is_flag=True, help="Compute anew, even 
 
 
 @main.command()
-@click.option("--task", default="neighbor", show_default=True, help="neighbor, listops, image, pathfinder, retrieval, text; text:direction, …")
+@click.option(
+    "--task",
+    default="neighbor",
+    show_default=True,
+    help="neighbor, listops, image, pathfinder, retrieval, text; or a second label, "
+    "text:direction or retrieval:direction.",
+)
 @_preset
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
 @click.option("--scratch", is_flag=True, help="Leave the pretraining out.")

@@ -1,7 +1,7 @@
 """Every figure of the book, in one style: white background on light and dark pages alike, colours
 that colour-blind readers can tell apart, and every seed shown."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -56,9 +56,10 @@ def arms(
     order: Sequence[str],
     *,
     value: str = "test_accuracy",
-    chance: float | None = None,
+    chance: float | Mapping[str, float] | None = None,
     label: str = "test accuracy",
     facet: str = "variant",
+    per_row: int = 4,
 ) -> Figure:
     """A value by arm: every seed as a dot, the mean as a line, one panel per facet.
 
@@ -66,17 +67,17 @@ def arms(
         table: one row per Run, with columns ``arm``, ``facet`` and ``value``.
         order: the arms, from top to bottom.
         value: column on the horizontal axis.
-        chance: where guessing lies.
+        chance: where guessing lies, the same for all or by panel.
         label: of the horizontal axis.
         facet: column that splits the panels.
+        per_row: most panels in a row.
     """
     use_style()
     panels = list(dict.fromkeys(table[facet]))
     height = 0.42 * len(order) + 1.2
-    fig, axes = plt.subplots(
-        1, len(panels), figsize=(4.2 * len(panels) + 1, height), sharey=True, squeeze=False
-    )
-    for ax, panel in zip(axes[0], panels, strict=True):
+    width = 4.2 + 1 / min(len(panels), per_row)
+    fig, axes = _panels(len(panels), per_row, (width, height), sharey="row")
+    for ax, panel in zip(axes, panels, strict=True):
         rows = table[table[facet] == panel]
         sns.stripplot(
             rows,
@@ -96,8 +97,9 @@ def arms(
         for i, arm in enumerate(order):
             if arm in means.index:
                 ax.plot([means[arm]] * 2, [i - 0.32, i + 0.32], color="black", lw=2)
-        if chance is not None:
-            ax.axvline(chance, color="grey", ls="--", lw=1)
+        at = chance[panel] if isinstance(chance, Mapping) else chance
+        if at is not None:
+            ax.axvline(at, color="grey", ls="--", lw=1)
         ax.set(title=f"{facet} {panel}", xlabel=label, ylabel="")
     return _finished(fig)
 
@@ -142,15 +144,38 @@ def curves(
     return _finished(ax.figure) if alone else ax.figure
 
 
-def curve_panels(panels: dict[str, dict[str, Sequence[pd.DataFrame]]], **options) -> Figure:
-    """`curves`, one panel beside the other, with a common vertical axis."""
+def curve_panels(
+    panels: dict[str, dict[str, Sequence[pd.DataFrame]]],
+    *,
+    per_row: int = 4,
+    chance: float | Mapping[str, float] | None = None,
+    **options,
+) -> Figure:
+    """`curves`, one panel beside the other; those of a row have a common vertical axis.
+
+    Args:
+        panels: what `curves` takes, by title.
+        per_row: most panels in a row.
+        chance: value of guessing, the same for all or by title.
+        **options: of `curves`.
+    """
     use_style()
-    fig, axes = plt.subplots(
-        1, len(panels), figsize=(4.4 * len(panels), 3.6), sharey=True, squeeze=False
-    )
-    for ax, (title, series) in zip(axes[0], panels.items(), strict=True):
-        curves(series, ax=ax, title=title, **options)
+    one = not isinstance(chance, Mapping)
+    fig, axes = _panels(len(panels), per_row, (4.4, 3.6), sharey="row" if one else "none")
+    for ax, (title, series) in zip(axes, panels.items(), strict=True):
+        value = chance if one else chance[title]
+        curves(series, ax=ax, title=title, chance=value, **options)
     return _finished(fig)
+
+
+def _panels(n: int, per_row: int, size: tuple[float, float], **options) -> tuple[Figure, list]:
+    """A figure with n panels of this size (inches), and its axes in reading order."""
+    n_rows, n_columns = -(-n // per_row), min(n, per_row)
+    shape = (size[0] * n_columns, size[1] * n_rows)
+    fig, axes = plt.subplots(n_rows, n_columns, figsize=shape, squeeze=False, **options)
+    for ax in axes.flat[n:]:
+        ax.set_axis_off()
+    return fig, list(axes.flat[:n])
 
 
 def attention_maps(maps: dict[str, Tensor], n_positions: int = 40) -> Figure:

@@ -16,13 +16,14 @@ from sptlib.analysis import attention, stats
 from sptlib.analysis.stats import Interval
 from sptlib.errors import ConfigError
 from sptlib.experiments.base import Result, losses
+from sptlib.export import Study
 from sptlib.store import Store
 from sptlib.tasks import load
 
 pd.set_option("display.max_colwidth", None)  # rules and settings are sentences, not to be cut
 
 
-def training_seconds(results: Sequence[Result], store: Store) -> float:
+def training_seconds(results: Sequence[Result], store: Store | Study) -> float:
     """Training time of the results and of the pretrainings they share, each counted once."""
     entries = {r.entry.key: r.entry for r in results}
     for result in results:
@@ -32,7 +33,7 @@ def training_seconds(results: Sequence[Result], store: Store) -> float:
     return sum(e.environment["seconds"] for e in entries.values())
 
 
-def scale(preset: str, results: Sequence[Result], store: Store) -> Markdown:
+def scale(preset: str, results: Sequence[Result], store: Store | Study) -> Markdown:
     """One line: preset, seeds, Runs, training time, device."""
     seeds = sorted({r.entry.spec.seed for r in results})
     devices = sorted({r.entry.environment["device"] for r in results})
@@ -226,15 +227,42 @@ def proximities(results: Sequence[Result], store: Store, distance: int = 2) -> p
     return pd.DataFrame(rows)
 
 
-def rates(table: pd.DataFrame) -> pd.DataFrame:
+def gains(
+    table: pd.DataFrame, comparisons: Sequence[tuple[str, str]], by: str
+) -> dict[str, Interval]:
+    """Paired differences of test accuracy for each value of a column.
+
+    Args:
+        table: one row per Run.
+        comparisons: pairs (a, b) of arms; the difference is a − b.
+        by: the column, e.g. "task".
+
+    Returns:
+        Intervals by ``"VALUE: a − b"``.
+    """
+    return {
+        f"{name}: {a} − {b}": stats.paired(rows, "test_accuracy", a, b)
+        for name, rows in (table.groupby(by, sort=False) if len(table) else ())
+        for a, b in comparisons
+        if {a, b} <= set(rows["arm"])
+    }
+
+
+def rates(table: pd.DataFrame, by: Sequence[str] = ("arm",)) -> pd.DataFrame:
     """The search for rates: mean validation results by arm and rate; the chosen ones are marked.
 
     Args:
         table: of `sptlib.tuning.read`.
+        by: what a rate was chosen for: the arm, or a task and the arm.
     """
-    chosen = tuning.choose(table)
+    by = list(by)
+    chosen = {
+        (*(name if len(by) > 1 else ()), arm): lr
+        for name, rows in (table.groupby(by[:-1], sort=False) if len(by) > 1 else [((), table)])
+        for arm, lr in tuning.choose(rows).items()
+    }
     shown = (
-        table.groupby(["arm", "lr"], sort=False)
+        table.groupby([*by, "lr"], sort=False)
         .agg(
             **{
                 "validation accuracy": ("val_accuracy", "mean"),
@@ -244,10 +272,11 @@ def rates(table: pd.DataFrame) -> pd.DataFrame:
         )
         .reset_index()
     )
+    places = shown[by].itertuples(index=False, name=None)
     shown["chosen"] = [
-        "✓" if chosen[a] == lr else "" for a, lr in zip(shown["arm"], shown["lr"], strict=True)
+        "✓" if chosen[place] == lr else "" for place, lr in zip(places, shown["lr"], strict=True)
     ]
     for column in ("validation accuracy", "validation loss"):
         shown[column] = shown[column].map(lambda v: "–" if pd.isna(v) else f"{v:.3f}")
     shown["lr"] = shown["lr"].map("{:g}".format)
-    return shown.set_index(["arm", "lr"])
+    return shown.set_index([*by, "lr"])

@@ -81,3 +81,8 @@ def choose(table: pd.DataFrame) -> dict[str, float]:
         rows = rows.assign(loses=-rows["val_accuracy"])
         chosen[arm] = float(rows.sort_values(by)["lr"].iloc[0])
     return chosen
+
+
+def choose_by(table: pd.DataFrame, column: str) -> dict[str, dict[str, float]]:
+    """`choose` for each value of a column by itself, a task, say."""
+    return {name: choose(rows) for name, rows in table.groupby(column, sort=False)}

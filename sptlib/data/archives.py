@@ -18,6 +18,10 @@ from sptlib.errors import DataError
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _END = bytes(tarfile.BLOCKSIZE)
 
+#: tarfile's own filter, on top of the checks here; Python before 3.11.4 does not have it
+SAFE = {"filter": "data"} if hasattr(tarfile, "data_filter") else {"set_attrs": False}
+FILTERED = getattr(tarfile, "FilterError", ())
+
 
 def unpack(
     archive: str | os.PathLike,
@@ -182,8 +186,8 @@ class _Taken:
             if source.is_symlink() or not source.is_file():
                 self._refuse(member, f"it links to {member.linkname!r}, no file that was unpacked")
         try:
-            tar.extract(member, self.folder, filter="data")
-        except tarfile.FilterError as error:
+            tar.extract(member, self.folder, **SAFE)
+        except FILTERED as error:
             self._refuse(member, str(error))
         except (FileExistsError, NotADirectoryError, IsADirectoryError):
             self._refuse(member, "a file and a folder of one name")

@@ -64,7 +64,9 @@ def stored(cases: Sequence[Case], store: Store) -> list[Entry]:
     for spec in specs:
         entry = store.get(spec)
         if entry is None:
-            raise StoreError(f"{store.path} lacks a Run of seed {spec.seed}; compute the sweep first")
+            raise StoreError(
+                f"{store.path} lacks a training of seed {spec.seed}; compute the sweep first"
+            )
         found[entry.key] = entry
     return list(found.values())
 

@@ -9,7 +9,9 @@ own construction, which differs in what makes the label decidable and free of ot
   exceeds the gap between two that do. (In the published images they may cross.)
 - The layout, two curves of full length and distractors, is drawn before the labels and knows
   nothing of them. Only the place of the two dots tells the classes apart.
-- The ends for the dots are chosen such that the dots of both classes are equally far apart.
+- The ends for the dots are chosen such that those of both classes are equally far apart, and lie
+  alike in the image, as far as possible. The coordinates of the dots classify 58 % of the images
+  at 16×16, XX
 
 Where the dashes go is the matter of `sptlib.generators.pathfinder_layout`.
 """
@@ -116,7 +118,8 @@ def block(drawing: Drawing, index: int, *stream: str | int) -> Scenes:
     start, end = layout(drawing, rng)
     n = drawing.contour_length
     tips = np.stack([start[:, 0], end[:, n - 1], start[:, n], end[:, 2 * n - 1]], 1)
-    order, labels, ends = _dots(tips, rng)
+    centre = drawing.side / 2 * (1 + 1j)
+    order, labels, ends = _dots(tips - centre, rng)
     start, end, tips = start[order], end[order], tips[order]
     dots = np.take_along_axis(tips, ends, 1)
     return Scenes(
@@ -137,14 +140,16 @@ def _xy(z: np.ndarray) -> np.ndarray:
 
 
 def _dots(tips: np.ndarray, rng: np.random.RandomState) -> tuple[np.ndarray, ...]:
-    """Labels and dots for layouts, such that the distance of the dots does not tell the label.
+    """Labels and dots for layouts, such that the place of the dots hardly tells the label.
 
-    A random half becomes label 1, with the dots on a random curve of the two. The others, label 0,
-    have four ways to put dots on different curves: layouts and ways are matched to the distances
-    of the first half, with least squared difference.
+    A random half of the layouts becomes label 1, with two ways to put the dots on the ends of one
+    curve; the others become label 0, with four ways to put them on two curves. Layouts and ways are
+    paired such that the dots of partners are alike in their distance, first of all, and in how the
+    line between them lies to the centre of the image: dots of one curve lie to one side of it, as
+    the other curve needs room, dots of two curves on both.
 
     Args:
-        tips: (BLOCK, 4) complex; the ends of curve 0 and those of curve 1.
+        tips: (BLOCK, 4) complex; the ends of curve 0 and those of curve 1, from the image's centre.
         rng: source of randomness.
 
     Returns:
@@ -154,19 +159,25 @@ def _dots(tips: np.ndarray, rng: np.random.RandomState) -> tuple[np.ndarray, ...
     half = BLOCK // 2
     shuffled = np.argsort(rng.random_sample(BLOCK), kind="stable")
     ones, zeros = shuffled[:half], shuffled[half:]
-    same = 2 * (rng.random_sample(half) < 0.5)[:, None] + np.array([0, 1])
+    same = np.array([(0, 1), (2, 3)])
     across = np.array([(0, 2), (0, 3), (1, 2), (1, 3)])
 
-    def apart(a, b):
-        return np.sqrt((a.real - b.real) ** 2 + (a.imag - b.imag) ** 2)
+    def length(z):
+        return np.sqrt(z.real**2 + z.imag**2)
 
-    wanted = apart(*np.take_along_axis(tips[ones], same, 1).T)
-    offered = apart(tips[zeros][:, across[:, 0]], tips[zeros][:, across[:, 1]])
-    off = (wanted[:, None, None] - offered) ** 2  # (one, zero, way)
+    def traits(tips, ways):
+        a, b = tips[:, ways[:, 0]], tips[:, ways[:, 1]]
+        middle, apart = (a + b) / 2, length(a - b)
+        lengthwise = np.abs(((a - b) * middle.conj()).real) / apart
+        return np.stack([apart, length(middle), lengthwise / 2])
+
+    wanted, offered = traits(tips[ones], same), traits(tips[zeros], across)
+    off = ((wanted[:, :, None, :, None] - offered[:, None, :, None, :]) ** 2).sum(0)
+    off = off.reshape(half, half, -1)  # (one, zero, ways of both)
     _, partner = linear_sum_assignment(off.min(2))
     way = off[np.arange(half), partner].argmin(1)
     order = np.stack([ones, zeros[partner]], 1)
-    ends = np.stack([same, across[way]], 1)
+    ends = np.stack([same[way // len(across)], across[way % len(across)]], 1)
     labels = np.tile([1, 0], (half, 1))
     swap = rng.random_sample(half) < 0.5
     for pairs in (order, labels, ends):

@@ -15,7 +15,7 @@ import numpy as np
 from sptlib.errors import ConfigError
 
 #: images that are drawn together, from one random stream
-BLOCK = 128
+BLOCK = 256
 
 #: directions; a turn of the heading is a difference of two
 N_DIRECTIONS = 1024

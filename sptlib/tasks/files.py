@@ -38,7 +38,9 @@ def fixed_splits(n: int, n_val: int, n_test: int, name: str) -> tuple[Tensor, Te
         ConfigError: if nothing is left for training.
     """
     if n_val + n_test >= n:
-        raise ConfigError(f"n_val + n_test = {n_val + n_test} leave nothing of {name}, which has {n}")
+        raise ConfigError(
+            f"n_val + n_test = {n_val + n_test} leave nothing of {name}, which has {n}"
+        )
     order = torch.randperm(n, generator=generator(name, "split"))
     test, val, train = order.split([n_test, n_val, n - n_test - n_val])
     return train, val, test

@@ -55,8 +55,9 @@ class ImageConfig(TaskConfig):
         total = self.n_train + self.n_val + self.n_test
         if self.source == "digits" and total > DIGITS_SIZE:
             raise ValueError(f"n_train + n_val + n_test = {total}, but digits has {DIGITS_SIZE}")
-        if self.side and SIDE[self.source] % self.side:
-            raise ValueError(f"side={self.side} does not divide {self.source}'s {SIDE[self.source]}")
+        own = SIDE[self.source]
+        if self.side and own % self.side:
+            raise ValueError(f"side={self.side} does not divide {self.source}'s {own}")
         if self.levels == 1 or self.levels > LEVELS[self.source]:
             raise ValueError(
                 f"levels={self.levels}, but {self.source} has 2 to {LEVELS[self.source]}"
