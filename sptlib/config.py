@@ -299,6 +299,16 @@ def override(run: Run, changes: dict[str, Any]) -> Run:
     return from_dict(fields)
 
 
+def _hash(fields: dict[str, Any]) -> str:
+    text = json.dumps(fields, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:20]
+
+
+def digest(spec: Run | Pretraining) -> str:
+    """A hash of the configuration alone, `SCHEMA` and `NUMERICS` included; no data are needed."""
+    return _hash(to_dict(spec))
+
+
 def key(spec: Run | Pretraining) -> str:
     """The content hash under which the result is stored: 20 hexadecimal digits.
 
@@ -309,5 +319,4 @@ def key(spec: Run | Pretraining) -> str:
     fields["data"] = tasks.fingerprint(spec.task, spec.seed)
     if isinstance(spec, Run) and spec.pretrain is not None:
         fields["pretraining"] = key(spec.pretraining)
-    text = json.dumps(fields, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return hashlib.sha256(text.encode()).hexdigest()[:20]
+    return _hash(fields)

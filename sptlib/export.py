@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 
-from sptlib import tasks
-from sptlib.config import Pretraining, Run, from_dict, to_dict
+from sptlib import config, tasks
+from sptlib.config import Pretraining, Run, digest, from_dict
 from sptlib.errors import StoreError
 from sptlib.formats.base import writing
 from sptlib.store import Entry
@@ -112,16 +112,11 @@ class Study:
                 )
             for line in content.splitlines():
                 entry = Shipped(json.loads(line))
-                found[_configuration(entry.spec, entry.numerics)] = entry
+                if entry.numerics == config.NUMERICS:  # other arithmetic, other results
+                    found[digest(entry.spec)] = entry
         return found
 
     def get(self, spec: Run | Pretraining) -> Shipped | None:
         """The exported result of this configuration under the present numerics, or None."""
-        return self.entries.get(_configuration(spec))
+        return self.entries.get(digest(spec))
 
-
-def _configuration(spec: Run | Pretraining, numerics: int | None = None) -> str:
-    fields = to_dict(spec)
-    if numerics is not None:
-        fields["numerics"] = numerics
-    return json.dumps(fields, sort_keys=True)

@@ -92,6 +92,8 @@ def means(table: pd.DataFrame, by: Sequence[str], columns: dict[str, str]) -> pd
         by: columns that name a row of the result.
         columns: heading by column of the table. Counts are rounded; what is missing is a dash.
     """
+    if table.empty:
+        return table[[*by]]
 
     def text(values: pd.Series) -> str:
         if values.isna().all():
@@ -119,7 +121,7 @@ def effects(rows: dict[str, Interval], scale: float = 100.0, unit: str = "points
         }
         for name, i in rows.items()
     ]
-    return pd.DataFrame(shown).set_index("comparison")
+    return pd.DataFrame(shown).set_index("comparison") if shown else pd.DataFrame()
 
 
 def glue_accuracy(table: pd.DataFrame, prefixes: dict[str, str]) -> None:
@@ -146,7 +148,7 @@ def verdicts(rules: Sequence[tuple[str, Sequence[bool]]]) -> pd.DataFrame:
         }
         for text, outcomes in rules
     ]
-    return pd.DataFrame(rows).set_index("rule")
+    return pd.DataFrame(rows).set_index("rule") if rows else pd.DataFrame()
 
 
 def _verdict(outcomes: Sequence[bool]) -> str:

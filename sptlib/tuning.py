@@ -11,6 +11,7 @@ from types import ModuleType
 
 import pandas as pd
 
+from sptlib.config import digest
 from sptlib.store import Entry
 
 SEEDS = (100, 101, 102)
@@ -53,6 +54,7 @@ def write(experiment: ModuleType, preset: str, entries: Sequence[Entry], root: P
                 "val_accuracy": result.get("val_accuracy"),
                 "val_loss": result["val_loss"],
                 "train_loss": result["train_loss"],
+                "config": digest(entry.spec),
                 "key": entry.key,
             }
         )

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from sptlib.config import Pretraining
 from sptlib.masking import hide
-from sptlib.model import Transformer, build
+from sptlib.model import Transformer, build, keep_mask
 from sptlib.seeding import generator
 from sptlib.store import Entry
 from sptlib.tasks import load
@@ -32,27 +32,41 @@ def uniform_proximity(n_positions: int, distance: int = 2) -> float:
     return float(proximity(uniform, distance))
 
 
-def mean_map(model: Transformer, x_BT: Tensor, hidden_BT: Tensor | None = None) -> Tensor:
-    """Attention averaged over sequences: (L, H, T, T)."""
-    return model.attention_maps(x_BT, hidden_BT).mean(1)
+def mean_map(
+    model: Transformer,
+    x_BT: Tensor,
+    hidden_BT: Tensor | None = None,
+    length_B: Tensor | None = None,
+) -> Tensor:
+    """Attention averaged over sequences: (L, H, T, T).
+
+    With lengths, a row is averaged over the sequences that have that position; T must be the
+    longest of them, so that there is one.
+    """
+    maps = model.attention_maps(x_BT, hidden_BT, length_B)
+    keep_BT = keep_mask(x_BT, length_B)
+    if keep_BT is None:
+        return maps.mean(1)
+    of_query = keep_BT[None, :, None, :, None].to(maps.dtype)
+    return (maps * of_query).sum(1) / of_query.sum(1)
 
 
 def start_and_end(entry: Entry, n: int = 100) -> tuple[Tensor, Tensor]:
     """Mean attention maps of a stored training, at its random start and at its best weights.
 
-    Both are taken on the first n test sequences, with nothing hidden.
+    Both are taken on the first n test sequences (of pairs, on both), with nothing hidden.
 
     Returns:
         Two tensors (L, H, T, T).
     """
     spec = entry.spec
     data = load(spec.task, spec.seed)
-    x = data.test.x[:n]
+    test = data.test.take(slice(0, n)).sequences().trimmed()
     stage = "pretrain" if isinstance(spec, Pretraining) else "finetune"
     model = build(spec.model, data, spec.seed, stage).eval()
-    start = mean_map(model, x)
+    start = mean_map(model, test.x, None, test.length)
     model.load_state_dict(entry.model())
-    return start, mean_map(model, x)
+    return start, mean_map(model, test.x, None, test.length)
 
 
 def distance_profile(map_TT: Tensor, reach: int = 10) -> tuple[list[int], list[float]]:

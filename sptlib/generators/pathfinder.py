@@ -10,8 +10,10 @@ own construction, which differs in what makes the label decidable and free of ot
 - The layout, two curves of full length and distractors, is drawn before the labels and knows
   nothing of them. Only the place of the two dots tells the classes apart.
 - The ends for the dots are chosen such that those of both classes are equally far apart, and lie
-  alike in the image, as far as possible. The coordinates of the dots classify 58 % of the images
-  at 16×16, XX
+  alike in the image, as far as possible. From 4,000 images and more, boosted trees learn at best
+  52 % by the distance; by all coordinates of the dots 58 % at 16×16, at 32×32 53, 51 and 51 % with
+  contours of 6, 9 and 14. (200 images of the published generator, contours of 14: a threshold of
+  the distance has 62 %.)
 
 Where the dashes go is the matter of `sptlib.generators.pathfinder_layout`.
 """
@@ -23,7 +25,7 @@ import numpy as np
 from scipy.optimize import linear_sum_assignment
 
 from sptlib.errors import ConfigError
-from sptlib.generators.pathfinder_layout import BLOCK, Drawing, layout
+from sptlib.generators.pathfinder_layout import BLOCK, GRID, Drawing, layout
 from sptlib.seeding import derive_seed
 
 #: version of the bytes; raised whenever the same stream gives other images
@@ -210,9 +212,11 @@ def _render(drawing: Drawing, start, end, dots) -> np.ndarray:
         return np.clip((extent + 1) / 2 - np.abs(distance), 0, min(extent, 1))
 
     for d in range(start.shape[1]):
-        unit = ((end[:, d] - start[:, d]) / drawing.dash).conj()[:, None]
+        along = (end[:, d] - start[:, d])[:, None]
+        # back to the grid of directions, on which the products below are exact
+        x, y = (np.rint(part / drawing.dash * GRID) / GRID for part in (along.real, along.imag))
 
-        def dash(z, unit=unit):
+        def dash(z, unit=x - 1j * y):
             z = z * unit
             return (drawing.contrast * covered(z.real, drawing.dash)
                     * covered(z.imag, drawing.width))  # fmt: skip

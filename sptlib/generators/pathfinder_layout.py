@@ -20,10 +20,11 @@ BLOCK = 256
 #: directions; a turn of the heading is a difference of two
 N_DIRECTIONS = 1024
 
-#: unit vectors as complex numbers x + iy, rounded to a grid on which arithmetic is exact
+#: unit vectors as complex numbers x + iy, in multiples of 1/GRID
+GRID = 2**14
 UNIT = np.array(
     [
-        complex(round(math.cos(a) * 2**14), round(math.sin(a) * 2**14)) / 2**14
+        complex(round(math.cos(a) * GRID), round(math.sin(a) * GRID)) / GRID
         for a in (2 * math.pi * k / N_DIRECTIONS for k in range(N_DIRECTIONS))
     ]
 )

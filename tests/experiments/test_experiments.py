@@ -5,9 +5,9 @@ import math
 import pytest
 
 from sptlib import experiments, presets, tuning
-from sptlib.config import key
+from sptlib.config import digest, key
 from sptlib.errors import ConfigError
-from sptlib.experiments import base, few_labels, synthetic
+from sptlib.experiments import base, few_labels, replication, synthetic
 from sptlib.experiments.base import label_steps
 from sptlib.notebooks import root
 from sptlib.store import Store
@@ -28,7 +28,8 @@ def test_every_preset_builds_every_experiment(module, preset):
     cases = module.cases(preset)
     assert len({case.run for case in cases}) == len(cases), "two cases are the same Run"
     seeds = {case.run.seed for case in cases}
-    assert seeds == set(range(presets.n_seeds(preset)))
+    n_seeds = getattr(module, "N_SEEDS", presets.N_SEEDS)[preset]
+    assert seeds == set(range(n_seeds))
     assert all(set(module.GROUP_BY) <= set(case.labels) for case in cases)
 
 
@@ -41,15 +42,22 @@ def test_seeds_of_the_search_are_never_reported():
 @pytest.mark.parametrize("module", experiments.EXPERIMENTS.values())
 def test_rates_follow_from_the_shipped_search(module):
     table = tuning.read(module.NAME, root())
-    assert set(table["preset"]) == {"classroom"}
-    assert tuning.choose(table) == module.CHOSEN
+    assert set(table["preset"]) == {module.TUNED_AT}
+    if module is replication:
+        searched = {task: module.CHOSEN[task] for task in module.SEARCHED}
+        assert tuning.choose_by(table, "task") == searched
+    else:
+        assert tuning.choose(table) == module.CHOSEN
     per_cell = table.groupby(["arm", "lr"]).size()
     for arm in table["arm"].unique():
         grid = module.PRETRAIN_RATES if arm == "pretraining" else module.RATES
         assert set(per_cell[arm].index) == set(grid), "every arm has the whole grid"
         assert per_cell[arm].nunique() == 1
-    today = [key(spec) for spec in tuning.runs(module, "classroom")]
-    assert table["key"].tolist() == today, "search anew: sptlib sweep NAME --tune"
+    specs = tuning.runs(module, module.TUNED_AT)
+    again = "search anew: sptlib sweep NAME --tune"
+    assert table["config"].tolist() == [digest(spec) for spec in specs], again
+    if module is not replication:  # the data of its keys take minutes to generate
+        assert table["key"].tolist() == [key(spec) for spec in specs], again
 
 
 def test_arms_of_a_seed_share_data_and_pretraining():
@@ -185,3 +193,52 @@ def test_a_single_training_has_the_chosen_rates_too():
         run = presets.classroom(task)
         assert run.pretrain.lr == module.CHOSEN["pretraining"]
         assert run.finetune.lr == module.CHOSEN["SPT"]
+
+
+# --- replication ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("preset", ["smoke", "classroom", "study"])
+@pytest.mark.parametrize("task", replication.TASKS)
+def test_scratch_takes_as_many_steps_as_both_stages(preset, task):
+    spt = replication.make("SPT", task, replication.base_run(preset, task, 0), preset)
+    scratch = replication.make("scratch", task, replication.base_run(preset, task, 0), preset)
+    both = spt.pretrain.n_steps(spt.task.n_inputs) + label_steps(spt)
+    assert label_steps(scratch) == both
+    assert (scratch.task, scratch.model) == (spt.task, spt.model)
+    every = [label_steps(run) / run.finetune.n_evals for run in (spt, scratch)]
+    assert every[1] == pytest.approx(every[0], rel=0.08), "evaluated equally often"
+
+
+def test_the_image_row_is_the_headline_of_the_chapter_before():
+    ours = replication.cases("classroom", 1, tasks=["Image"])
+    theirs = {c.labels["arm"]: c.run for c in few_labels.cases("classroom", 1)
+              if c.labels["n_labels"] == few_labels.FOCUS["classroom"]}  # fmt: skip
+    for case in ours:
+        assert case.run == theirs[case.labels["arm"]]
+
+
+def test_the_short_row_is_a_training_of_that_length(store):
+    from dataclasses import replace
+
+    from sptlib.execute import compute
+
+    cases = replication.cases("smoke", 1, tasks=["text:direction"])
+    results = base.collect(cases, store, workers=1)
+    table = replication.table(results).set_index("arm")
+    assert table.index.tolist() == ["scratch", "SPT", replication.SHORT]
+    runs = {c.labels["arm"]: c.run for c in cases}
+    short = replace(runs["SPT"], pretrain=None, finetune=replace(
+        runs["SPT"].finetune, lr=runs["scratch"].finetune.lr))  # fmt: skip
+    done = compute(short, store)
+    assert table.loc[replication.SHORT, "steps"] == done.result["steps"]
+    assert table.loc[replication.SHORT, "test_accuracy"] == done.result["test_accuracy"]
+
+
+def test_rows_of_the_replication_by_name_or_recipe():
+    assert replication.check(["text:direction", "ListOps"]) == ("ListOps", "Text, direction")
+    with pytest.raises(ConfigError, match="did you mean 'listops'"):
+        replication.cases("smoke", 1, tasks=["listop"])
+    live = {c.labels["task"] for c in replication.cases("classroom", 1)}
+    assert live == set(replication.LIVE)
+    assert len(replication.table([])) == 0

@@ -166,7 +166,7 @@ def test_expressions_are_distinct():
 
 def test_a_grammar_with_too_few_expressions_says_so(monkeypatch):
     monkeypatch.setattr(listops, "PATIENCE", 3)
-    with pytest.raises(ConfigError, match="found only 400 distinct .* of the 1000 wanted"):
+    with pytest.raises(ConfigError, match=r"found only 400 distinct .* of the 1000 wanted"):
         listops.generate(Grammar(2, 2, 2, 5), 1000, "few")  # 4 operators × 100 pairs of digits
 
 

@@ -8,7 +8,7 @@ from functools import lru_cache
 import numpy as np
 import pytest
 import torch
-from scipy import ndimage
+from scipy import ndimage, stats
 from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import cross_val_score
@@ -23,8 +23,7 @@ KINDS = [(16, 5), (32, 6), (32, 9), (32, 14), (128, 14)]
 
 @lru_cache
 def scenes(side: int, contour_length: int) -> Scenes:
-    """Two blocks at 32×32, else one."""
-    return draw(drawing(side, contour_length), 2 * BLOCK if side == 32 else BLOCK, 0, "test")
+    return draw(drawing(side, contour_length), BLOCK, 0, "test")
 
 
 each_kind = pytest.mark.parametrize("kind", KINDS, ids=[f"{s}-{c}" for s, c in KINDS])
@@ -52,7 +51,7 @@ def connected(dashes: np.ndarray, dots: np.ndarray, reach: float) -> bool:
 def test_a_walk_from_dash_to_dash_finds_every_label(kind):
     found, random = scenes(*kind), np.random.default_rng(0)
     reach = max(drawing(*kind).gaps) + 0.01
-    for dashes, dots, label in zip(found.dashes, found.dots, found.labels, strict=True):
+    for dashes, dots, label in zip(found.dashes[:128], found.dots, found.labels, strict=False):
         mixed = random.permutation(dashes)  # the walk knows neither order nor chains
         assert connected(mixed, dots, reach) == label
         assert connected(mixed, dots[::-1], reach) == label
@@ -63,7 +62,8 @@ def test_dots_are_on_the_ends_that_are_named(kind):
     found, n = scenes(*kind), kind[1]
     curves = found.dashes[:, : 2 * n].reshape(len(found), 2, n, 2, 2)
     tips = np.stack([curves[:, :, 0, 0], curves[:, :, -1, 1]], 2).reshape(len(found), 4, 2)
-    assert np.array_equal(found.dots, np.take_along_axis(tips, found.ends[..., None].astype(int), 1))
+    ends = found.ends[..., None].astype(int)
+    assert np.array_equal(found.dots, np.take_along_axis(tips, ends, 1))
     assert np.array_equal(found.labels, found.ends[:, 0] // 2 == found.ends[:, 1] // 2)
     assert (found.ends[:, 0] != found.ends[:, 1]).all()
 
@@ -151,7 +151,7 @@ def accuracy(features: np.ndarray, labels: np.ndarray, model) -> float:
 
 @pytest.fixture(scope="module")
 def many() -> Scenes:
-    return draw(drawing(32, 6), 16 * BLOCK, 0, "many")
+    return draw(drawing(32, 6), 4096, 0, "many")
 
 
 def test_dashes_and_ink_do_not_tell_the_label(many):
@@ -162,14 +162,23 @@ def test_dashes_and_ink_do_not_tell_the_label(many):
     assert accuracy(ink[:, None], many.labels, HistGradientBoostingClassifier()) < 0.55
 
 
-def test_the_distance_of_the_dots_does_not_tell_the_label(many):
-    distance = np.linalg.norm(many.dots[:, 0] - many.dots[:, 1], axis=1)[:, None]
-    assert accuracy(distance, many.labels, HistGradientBoostingClassifier()) < 0.55
-    for kind in KINDS:
-        found = scenes(*kind)
-        apart = np.linalg.norm(found.dots[:, 0] - found.dots[:, 1], axis=1)
-        ones, zeros = (np.sort(apart[found.labels == k]) for k in (1, 0))
-        assert np.abs(ones - zeros).mean() < 0.01 * kind[0]  # a hundredth of the image
+def test_the_place_of_the_dots_hardly_tells_the_label(many):
+    trees = HistGradientBoostingClassifier(max_iter=50, max_depth=4)
+    a, b = np.sort(many.dots[..., 0] + 1j * many.dots[..., 1], 1).T - (16 + 16j)
+    apart, middle = abs(a - b), (a + b) / 2
+    assert accuracy(apart[:, None], many.labels, trees) < 0.55
+    lengthwise = abs(((a - b) * middle.conj()).real)
+    features = [a.real, a.imag, b.real, b.imag, apart, abs(a), abs(b), abs(middle), lengthwise]
+    assert accuracy(np.stack(features, 1), many.labels, trees) < 0.57
+
+
+@each_kind
+def test_dots_of_both_labels_are_equally_far_apart(kind):
+    found = scenes(*kind)
+    apart = np.linalg.norm(found.dots[:, 0] - found.dots[:, 1], axis=1)
+    ones, zeros = (np.sort(apart[found.labels == k]) for k in (1, 0))
+    assert np.abs(ones - zeros).mean() < 0.01 * kind[0]  # a hundredth of the image
+    assert stats.ks_2samp(ones, zeros).pvalue > 0.2
 
 
 @each_kind
@@ -214,7 +223,7 @@ def test_dashes_that_do_not_follow_each_other_keep_apart(kind):
     i, j = np.triu_indices(len(found.chains), 1)
     follow = (j == i + 1) & (found.chains[i] == found.chains[j])
     i, j = i[~follow], j[~follow]
-    for dashes, ends, dots in zip(found.dashes[:40], found.ends, found.dots, strict=False):
+    for dashes, ends, dots in zip(found.dashes[:30], found.ends, found.dots, strict=False):
         assert distances(dashes[i], dashes[j]).min() > spec.clearance - 1e-3
         assert not crossing(dashes[i], dashes[j]).any()
         n = spec.contour_length
@@ -225,7 +234,8 @@ def test_dashes_that_do_not_follow_each_other_keep_apart(kind):
             point = np.broadcast_to(dot, others.shape)
             free = distances(point, others).min() - spec.radius - spec.width / 2
             assert free > spec.clearance - spec.width - 1e-3
-        assert np.linalg.norm(dots[0] - dots[1]) - 2 * spec.radius > spec.clearance - spec.width - 1e-3
+        between = np.linalg.norm(dots[0] - dots[1]) - 2 * spec.radius
+        assert between > spec.clearance - spec.width - 1e-3
 
 
 @each_kind
@@ -307,13 +317,13 @@ def test_blocks_do_not_depend_on_how_many_are_drawn_or_where(python):
     spec = drawing(16)
     whole = draw(spec, 300, 3, "x")
     assert np.array_equal(draw(spec, 131, 3, "x").images, whole.images[:131])
-    last = pathfinder.block(spec, 2, 3, "x")
+    last = pathfinder.block(spec, 1, 3, "x")
     for name in ("images", "labels", "dashes", "ends", "dots"):
-        assert np.array_equal(getattr(last, name)[: 300 - 256], getattr(whole, name)[256:])
+        assert np.array_equal(getattr(last, name)[: 300 - BLOCK], getattr(whole, name)[BLOCK:])
     assert abs(int((whole.labels[:131] == 0).sum()) - 65.5) == 0.5
     code = (
         "import hashlib; from sptlib.generators.pathfinder import block, drawing\n"
-        "found = block(drawing(16), 2, 3, 'x')\n"
+        "found = block(drawing(16), 1, 3, 'x')\n"
         "both = found.images.tobytes() + found.labels.tobytes()\n"
         "print(hashlib.sha256(both).hexdigest()[:16])"
     )
@@ -323,15 +333,15 @@ def test_blocks_do_not_depend_on_how_many_are_drawn_or_where(python):
 @pytest.mark.parametrize(
     ("kind", "expected"),
     [
-        ((16, 5), "?"),
-        ((32, 9), "?"),
-        ((128, 14), "?"),
+        ((16, 5), "864f4d5f395dc234"),
+        ((32, 9), "f23d201576c31642"),
+        ((128, 14), "4a6bb5eacbe0007f"),
     ],
 )
 def test_bytes_stay_as_they_are(kind, expected):
     """Where this fails on purpose, VERSION goes up, and caches are made anew."""
     assert pathfinder.VERSION == 1
-    assert digest(pathfinder.block(drawing(*kind), 0, 0, "bytes")) == expected
+    assert digest(scenes(*kind)) == expected
 
 
 def test_streams_differ():
