@@ -67,8 +67,7 @@ _recompute = click.option("--recompute", is_flag=True, help="Compute anew, even 
     "--task",
     default="neighbor",
     show_default=True,
-    help="neighbor, listops, image, pathfinder, retrieval, text; or a second label, "
-    "text:direction or retrieval:direction.",
+    help="neighbor, listops, image, pathfinder, retrieval, text, or text:direction.",
 )
 @_preset
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)

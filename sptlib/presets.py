@@ -26,8 +26,8 @@ from sptlib.tasks.base import TaskConfig
 #: seeds 0 … n−1 of each preset
 N_SEEDS = {"smoke": 2, "classroom": 5, "study": 10, "paper": 5}
 
-#: every task, and the second label of those that have two
-RECIPES = (*tasks.CONFIGS, "text:direction", "retrieval:direction")
+#: every task, and the second label of the one that has two
+RECIPES = (*tasks.CONFIGS, "text:direction")
 
 _TINY = {"n_train": 64, "n_val": 32, "n_test": 32}
 
@@ -45,8 +45,7 @@ def _smoke_task(recipe: str) -> TaskConfig:
     if name == "text":
         kind = {"label": label or "sentiment"}
         return TextConfig(**_TINY, **kind, source="reviews", alphabet="simple", max_len=24)
-    kind = {"label": label or "match"}
-    return RetrievalConfig(**_TINY, **kind, source="halves", alphabet="simple", max_len=24)
+    return RetrievalConfig(**_TINY, source="halves", alphabet="simple", max_len=24)
 
 
 def smoke(recipe: str) -> Run:
@@ -96,8 +95,8 @@ def _mini_listops() -> Run:
             max_depth=6, max_args=5, min_length=20, max_length=64,
         ),
         {"width": 64, "n_layers": 2, "n_heads": 4},
-        {"epochs": 2.4, "lr": 1e-3, "batch_size": 32, "mask_ratio": 0.15},
-        {"epochs": 2.4, "lr": 1e-3, "batch_size": 32},
+        {"epochs": 3.2, "lr": 2e-3, "batch_size": 32, "mask_ratio": 0.15},
+        {"epochs": 3.2, "lr": 1e-3, "batch_size": 32},
     )  # fmt: skip
 
 
@@ -115,12 +114,12 @@ def _mini_pathfinder() -> Run:
 def _mini_text() -> Run:
     return _mini(
         TextConfig(
-            source="reviews", alphabet="simple", max_len=256,
-            n_train=10_000, n_val=1000, n_test=2000,
+            source="reviews", alphabet="simple", max_len=128,
+            n_train=20_000, n_val=1000, n_test=2000,
         ),
         {"width": 32, "n_layers": 1, "n_heads": 2},
         {"epochs": 1.6, "lr": 5e-3, "batch_size": 16, "mask_ratio": 0.15},
-        {"epochs": 1.6, "lr": 2e-3, "batch_size": 16},
+        {"epochs": 1.2, "lr": 2e-3, "batch_size": 16},
     )  # fmt: skip
 
 
@@ -140,23 +139,11 @@ def _mini_retrieval() -> Run:
     return _mini(
         RetrievalConfig(
             source="halves", alphabet="simple", max_len=128,
-            n_train=10_000, n_val=1000, n_test=2000,
+            n_train=20_000, n_val=1000, n_test=2000,
         ),
         {"width": 32, "n_layers": 1, "n_heads": 2, "head_norm": "batch"},
-        {"epochs": 1.6, "lr": 5e-3, "batch_size": 16, "mask_ratio": 0.15},
-        {"epochs": 1.6, "lr": 2e-3, "batch_size": 16},
-    )  # fmt: skip
-
-
-def _mini_retrieval_direction() -> Run:
-    return _mini(
-        RetrievalConfig(
-            source="halves", label="direction", alphabet="simple", max_len=64,
-            n_train=4000, n_val=500, n_test=1000,
-        ),
-        {"width": 32, "n_layers": 1, "n_heads": 2, "head_norm": "batch"},
-        {"epochs": 4.0, "lr": 5e-3, "batch_size": 16, "mask_ratio": 0.2, "warmup_steps": 50},
-        {"epochs": 4.0, "lr": 5e-3, "batch_size": 16, "warmup_steps": 50},
+        {"epochs": 0.8, "lr": 5e-3, "batch_size": 16, "mask_ratio": 0.15},
+        {"epochs": 1.2, "lr": 2e-3, "batch_size": 16},
     )  # fmt: skip
 
 
@@ -167,7 +154,6 @@ MINI: dict[str, Callable[[], Run]] = {
     "text": _mini_text,
     "text:direction": _mini_text_direction,
     "retrieval": _mini_retrieval,
-    "retrieval:direction": _mini_retrieval_direction,
 }
 
 
@@ -197,8 +183,8 @@ def paper(recipe: str) -> Run:
 
     200 epochs at most in each stage, AdamW with a constant rate after 2,000 steps of warm-up. Image
     is pooled by the maximum, has a hidden layer in its head, and is reconstructed with L1; all
-    others by cross-entropy. The directions and `neighbor` are this project's own and have no
-    published size: the former take their task's, the latter is run at the study's.
+    others by cross-entropy. The direction of texts and `neighbor` are this project's own and have no
+    published size: the former takes its task's, the latter is run at the study's.
     """
     if recipe == "neighbor":
         return study(recipe)
@@ -206,9 +192,6 @@ def paper(recipe: str) -> Run:
     (width, n_layers, n_heads, mlp), rates, batches, mask_ratio, decay, task = _PAPER[name]
     if recipe == "text:direction":
         task = replace(task, label=label)
-    if recipe == "retrieval:direction":
-        sizes = {"n_train": 20_000, "n_val": 2_000, "n_test": 2_000}
-        task = replace(task, label=label, source="halves", **sizes)
     image = {"pooling": "max", "head_hidden": True} if name == "image" else {}
     both = {"epochs": 200.0, "warmup_steps": 2000, "n_evals": 200, "weight_decay": decay}
     return Run(

@@ -107,7 +107,7 @@ def test_more_training_data_do_not_change_validation_and_test(recipe):
         assert torch.equal(getattr(base, name).y, getattr(other, name).y)
 
 
-@pytest.mark.parametrize("recipe", ["text", "text:direction", "retrieval", "retrieval:direction"])
+@pytest.mark.parametrize("recipe", ["text", "text:direction", "retrieval"])
 def test_real_data_are_fixed_but_their_training_subsets_vary(recipe):
     a, b = (tasks.load(presets.smoke(recipe).task, seed) for seed in (0, 1))
     for name in ("val", "test"):
@@ -386,11 +386,6 @@ def test_aan_from_the_official_layout(home):
     assert len(data.unlabelled) == 24
     fewer = tasks.load(RetrievalConfig(n_train=4, n_val=6, n_test=6), 0)
     assert set(rows(fewer.train)) < set(rows(data.train))
-
-
-def test_directions_of_papers_are_refused():
-    with pytest.raises(ValidationError, match="offered for source='halves' only"):
-        RetrievalConfig(label="direction")
 
 
 # --- the cache ----------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from sptlib.model import build, keep_mask, pool
 
 @pytest.fixture(scope="module")
 def run():
-    return presets.smoke("retrieval:direction")
+    return presets.smoke("retrieval")
 
 
 @pytest.fixture(scope="module")

