@@ -103,7 +103,7 @@ def _mini_listops() -> Run:
 def _mini_pathfinder() -> Run:
     return _mini(
         PathfinderConfig(
-            n_train=10_000, n_val=1000, n_test=2000, side=16, contour_length=5, levels=3
+            n_train=10_000, n_val=1000, n_test=2000, side=16, contour_length=5, levels=5
         ),
         {"width": 32, "n_layers": 2, "n_heads": 2},
         {"epochs": 1.6, "lr": 2e-3, "batch_size": 16, "mask_ratio": 0.5},

@@ -20,8 +20,6 @@ from sptlib.export import Study
 from sptlib.store import Store
 from sptlib.tasks import load
 
-pd.set_option("display.max_colwidth", None)  # rules and settings are sentences, not to be cut
-
 
 def training_seconds(results: Sequence[Result], store: Store | Study) -> float:
     """Training time of the results and of the pretrainings they share, each counted once."""

@@ -1,1 +1,5 @@
-"""What is read off trained models and stored results."""
+"""What is read off trained models, stored results and data."""
+
+import pandas as pd
+
+pd.set_option("display.max_colwidth", None)  # rules, settings and licences are not to be cut
