@@ -126,6 +126,9 @@ class PretrainConfig(TrainConfig):
         mask: token (each position by itself) or span (runs of ``span_length``).
         task: pretrain on this task's inputs instead of the Run's own.
         labelled_only: reconstruct the labelled training inputs only, instead of all.
+        criterion: whose best value on the validation inputs picks the weights that go on: "score"
+            (share of hidden tokens restored, R² for pixels, as in Amos et al. 2024) or "loss",
+            where one token is so frequent that always answering it scores best.
     """
 
     mask_ratio: Annotated[float, Field(gt=0, lt=1)] = 0.15
@@ -133,6 +136,7 @@ class PretrainConfig(TrainConfig):
     span_length: PositiveInt = 3
     task: tasks.Task | None = None
     labelled_only: bool = False
+    criterion: Literal["score", "loss"] = "score"
 
 
 @validated(frozen=True, kw_only=True, config=STRICT)

@@ -263,7 +263,10 @@ def pretrain(
 
     def evaluate(model: Transformer) -> dict[str, float]:
         values = reconstruction(model, val, hidden_val)
-        return {"score": values.pop("score"), **{f"val_{k}": v for k, v in values.items()}}
+        score = values.pop("score")
+        if config.criterion == "loss":
+            score = -values["loss"]
+        return {"score": score, **{f"val_{k}": v for k, v in values.items()}}
 
     stage = Stage(
         name="pretrain",
