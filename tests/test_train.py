@@ -191,6 +191,33 @@ def test_the_best_checkpoint_is_kept(tiny):
     assert result["train_loss"] == pytest.approx(sum(losses(trained)) / 60)
 
 
+@pytest.mark.parametrize(("criterion", "column", "best"), [
+    ("score", "val_accuracy", max), ("loss", "val_loss", min),
+])  # fmt: skip
+def test_the_criterion_picks_the_pretrained_weights(tiny, criterion, column, best):
+    config = replace(tiny.pretrain, epochs=12.0, n_evals=12, criterion=criterion)
+    trained = pretrain(replace(tiny, pretrain=config).pretraining, data_of(tiny))
+    lines = [line for line in trained.metrics if "best" in line]
+    wanted = best(line[column] for line in lines)
+    first = next(line for line in lines if line[column] == wanted)
+    assert trained.result["best_step"] == first["step"]
+    assert trained.result[column] == wanted
+
+
+def test_trimming_changes_no_number_of_a_padded_task():
+    from sptlib import presets
+
+    run = presets.smoke("listops")
+    data = data_of(run)
+    model = build(run.model, data, 0).eval()
+    part = data.test.take(slice(0, 9))
+    whole = model.classify(part.x, part.length)
+    trimmed = part.take(part.length.argsort()[:4]).trimmed()
+    assert trimmed.x.shape[1] < part.x.shape[1]
+    expected = whole[part.length.argsort()[:4]]
+    assert torch.allclose(model.classify(trimmed.x, trimmed.length), expected, atol=1e-5)
+
+
 def test_patience_and_stop_at(tiny):
     data = data_of(tiny)
     whole = finetune(scratch(tiny, epochs=20, n_evals=60), data)

@@ -29,6 +29,8 @@ Progress = Callable[[int, int], None]
 
 #: fewer blocks than this are made in the process that wants them: starting others takes seconds
 FEW = 24
+#: likewise expressions of fewer symbols in all than this
+FEW_SYMBOLS = 5_000_000
 
 
 def cores() -> int:
@@ -72,14 +74,38 @@ def in_blocks(function: Callable, spec: Any, n: int, size: int, stream: tuple) -
     n_blocks = -(-n // size)
     few = n_blocks < FEW
     blocks = in_order(partial(_call, function, spec, stream), 1 if few else cores())
-    bar = tqdm(total=n_blocks, desc="generating", unit="block", file=sys.stderr, mininterval=1.0,
-               disable=few)  # fmt: skip
     found = []
-    with bar, closing(blocks):
+    with _bar(n_blocks, "block", few) as bar, closing(blocks):
         for _ in range(n_blocks):
             found.append(next(blocks))
             bar.update()
     return found
+
+
+def expressions(
+    grammar: listops_blocks.Grammar, n: int, stream: tuple, taken: set[bytes]
+) -> listops_blocks.Expressions:
+    """n distinct ListOps expressions for a task that needs them now; many with all cores.
+
+    Args:
+        grammar: which expressions.
+        n: how many.
+        stream: name of the random stream.
+        taken: digests of expressions that must not come again.
+    """
+    few = n * grammar.max_length < FEW_SYMBOLS
+    blocks = in_order(
+        partial(_call, listops_blocks.block, grammar, stream), 1 if few else cores()
+    )
+    with _bar(n, "row", few) as bar, closing(blocks):
+        return listops_blocks.distinct(
+            blocks, n, taken, lambda done, total: bar.update(done - bar.n)
+        )
+
+
+def _bar(total: int, unit: str, disable: bool) -> tqdm:
+    return tqdm(total=total, desc="generating", unit=unit, file=sys.stderr, mininterval=1.0,
+                disable=disable)  # fmt: skip
 
 
 def _call(function: Callable, spec: Any, stream: tuple, index: int) -> Any:

@@ -15,6 +15,7 @@ from pydantic.dataclasses import dataclass as validated
 from torch import Tensor
 
 from sptlib.data.cache import Mapped, cached, stamp
+from sptlib.data.make import expressions
 from sptlib.formats import listops as files
 from sptlib.generators import listops as generated
 from sptlib.generators.listops import SYMBOLS, Expressions, Grammar
@@ -105,8 +106,7 @@ def _generated(config: ListOpsConfig, seed: int, width: int) -> dict[str, Mapped
 
         def make(split: str = split, n: int = n) -> tuple[dict[str, Tensor], dict]:
             taken = set().union(*map(_marks, found.values()))
-            rows = generated.generate(grammar, n, seed, "listops", split, taken=taken)
-            return tensors(rows, width)
+            return tensors(expressions(grammar, n, (seed, "listops", split), taken), width)
 
         parts = [*parts, split, n]
         found[split] = cached(f"listops-{split}", parts, make)
