@@ -12,7 +12,6 @@ from typing import Any
 from sptlib import presets
 from sptlib.errors import ConfigError, SptError, unknown
 from sptlib.places import repository_root
-from sptlib.tasks import config_class
 
 KERNEL = "python3"
 TYPES = {"int": int, "float": (int, float), "str": str, "bool": bool, "list": list}
@@ -68,7 +67,7 @@ def check_parameters(path: Path, given: dict[str, Any]) -> None:
     if "preset" in given:
         presets.check(given["preset"])
     if given.get("task"):
-        config_class(given["task"])
+        presets.check_recipe(given["task"])
     for name in ("seeds", "n_layers"):
         if given.get(name, 0) < 0:
             raise ConfigError(
@@ -166,7 +165,7 @@ def _stamp(path: Path, given: dict[str, Any], store: str) -> str:
         json.dumps([given, store or os.environ.get("SPTLIB_STORE")], sort_keys=True).encode()
     )
     package = Path(__file__).parent
-    shipped = [*root().glob("data/tuning/*.csv"), *root().glob("data/*.json")]
+    shipped = [p for kind in ("*.csv", "tuning/*.csv", "study/*") for p in root().glob(f"data/{kind}")]
     for file in (path, *sorted(package.rglob("*.py")), *sorted(shipped)):
         digest.update(file.read_bytes())
     return digest.hexdigest()

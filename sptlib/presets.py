@@ -224,11 +224,16 @@ def check(preset: str) -> str:
     return preset
 
 
-def get(preset: str, recipe: str) -> Run:
-    """The Run with self-pretraining of a preset; raises `ConfigError` for an unknown name."""
+def check_recipe(recipe: str) -> str:
+    """The name itself; raises `ConfigError` with a suggestion if there is no such recipe."""
     if recipe not in RECIPES:
         raise unknown("task", recipe, RECIPES)
-    return PRESETS[check(preset)](recipe)
+    return recipe
+
+
+def get(preset: str, recipe: str) -> Run:
+    """The Run with self-pretraining of a preset; raises `ConfigError` for an unknown name."""
+    return PRESETS[check(preset)](check_recipe(recipe))
 
 
 def n_seeds(preset: str) -> int:

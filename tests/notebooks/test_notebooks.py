@@ -77,6 +77,13 @@ def test_second_notebook_runs_and_is_skipped_when_nothing_changed(inside):
     assert glued(first)["few_n_seeds"] == "1"
 
 
+@pytest.mark.parametrize(("name", "number"), [("03", "tasks_n_seeds"), ("04", "rep_n_seeds")])
+def test_the_other_notebooks_run_on_one_task(inside, name, number):
+    given = {"preset": "smoke", "seeds": 1, "task": "text:direction"}
+    done = notebooks.run(notebooks.find(name), given)
+    assert glued(done)[number] == "1"
+
+
 def test_a_failing_notebook_publishes_nothing(inside):
     broken = json.loads((ROOT / "notebooks" / "01_synthetic.ipynb").read_text())
     broken["cells"] = [c for c in broken["cells"]
