@@ -365,6 +365,8 @@ def runs_export(file, metrics_only, experiment, preset, seeds, store) -> None:
     from sptlib.store import Store
 
     place = Store(store)
+    if experiment is None and seeds:
+        raise ConfigError("--seeds chooses Runs of an experiment; name it by --experiment")
     if experiment is None:
         entries = list(place.entries())
     else:

@@ -190,6 +190,9 @@ class Run:
     def _consistent(self):
         if self.pretrain is None:
             object.__setattr__(self, "transfer", ())
+        alone = self.finetune.batch_size == 1 and self.task.n_inputs == self.task.n_train
+        if self.model.head_norm == "batch" and alone:
+            raise ValueError("model.head_norm='batch' needs finetune.batch_size of at least 2")
         if set(self.freeze) == set(GROUPS):
             raise ValueError("freeze names every parameter group: nothing is left to train")
         return self

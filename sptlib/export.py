@@ -13,8 +13,10 @@ from pathlib import Path
 
 from sptlib import config, tasks
 from sptlib.config import Pretraining, Run, digest, from_dict
+from sptlib.data import cache
 from sptlib.errors import StoreError
 from sptlib.formats.base import writing
+from sptlib.generators import listops, pathfinder
 from sptlib.store import Entry
 
 MANIFEST = "manifest.json"
@@ -49,10 +51,25 @@ def write(path: Path, entries: Iterable[Entry]) -> int:
     return len(rows)
 
 
+def versions() -> dict[str, int]:
+    """The versions of everything that data come from; results on other data are not shown."""
+    return {
+        "listops": listops.VERSION,
+        "pathfinder": pathfinder.VERSION,
+        "files": cache.VERSION,
+    }
+
+
 def _row(entry: Entry) -> dict:
+    if config.key(entry.spec) != entry.key:
+        raise StoreError(
+            f"{entry.path} was computed on other data, or with another version, than its "
+            "configuration gives today; compute it anew before it is exported"
+        )
     return {
         "key": entry.key,
         "data": tasks.fingerprint(entry.spec.task, entry.spec.seed),
+        "versions": versions(),
         "config": json.loads(entry.read("config.json")),
         "result": entry.result,
         "metrics": thinned(entry.metrics),
@@ -67,6 +84,8 @@ class Shipped:
         key: under which it was stored.
         fingerprint: SHA-256 of the data it was computed on.
         spec: what was computed.
+        numerics: `sptlib.config.NUMERICS` at that time.
+        versions: of what the data came from; see `sptlib.export.versions`.
         result: the summary.
         metrics: the thinned log.
         environment: versions, commit, device, threads and seconds.
@@ -76,6 +95,7 @@ class Shipped:
         self.key, self.fingerprint = row["key"], row["data"]
         self.spec: Run | Pretraining = from_dict(row["config"])
         self.numerics: int = row["config"]["numerics"]
+        self.versions: dict[str, int] = row["versions"]
         self.result, self.metrics, self.environment = (
             row[name] for name in ("result", "metrics", "environment")
         )
@@ -112,7 +132,8 @@ class Study:
                 )
             for line in content.splitlines():
                 entry = Shipped(json.loads(line))
-                if entry.numerics == config.NUMERICS:  # other arithmetic, other results
+                # other arithmetic or other data, other results
+                if (entry.numerics, entry.versions) == (config.NUMERICS, versions()):
                     found[digest(entry.spec)] = entry
         return found
 

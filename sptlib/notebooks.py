@@ -165,7 +165,8 @@ def _stamp(path: Path, given: dict[str, Any], store: str) -> str:
         json.dumps([given, store or os.environ.get("SPTLIB_STORE")], sort_keys=True).encode()
     )
     package = Path(__file__).parent
-    shipped = [p for kind in ("*.csv", "tuning/*.csv", "study/*") for p in root().glob(f"data/{kind}")]
+    kinds = ("*.csv", "tuning/*.csv", "study/*")
+    shipped = [file for kind in kinds for file in root().glob(f"data/{kind}")]
     for file in (path, *sorted(package.rglob("*.py")), *sorted(shipped)):
         digest.update(file.read_bytes())
     return digest.hexdigest()

@@ -96,7 +96,7 @@ def _mini_listops() -> Run:
         ),
         {"width": 64, "n_layers": 2, "n_heads": 4},
         {"epochs": 3.2, "lr": 5e-3, "batch_size": 32, "mask_ratio": 0.15},
-        {"epochs": 2.4, "lr": 1e-3, "batch_size": 32},
+        {"epochs": 2.4, "lr": 1e-3, "batch_size": 32, "n_evals": 15},
     )  # fmt: skip
 
 
@@ -122,7 +122,7 @@ def _mini_text() -> Run:
         ),
         {"width": 32, "n_layers": 1, "n_heads": 2},
         {"epochs": 1.6, "lr": 5e-3, "batch_size": 16, "mask_ratio": 0.15},
-        {"epochs": 1.2, "lr": 2e-3, "batch_size": 16},
+        {"epochs": 1.2, "lr": 2e-3, "batch_size": 16, "n_evals": 15},
     )  # fmt: skip
 
 
@@ -146,7 +146,7 @@ def _mini_retrieval() -> Run:
         ),
         {"width": 32, "n_layers": 1, "n_heads": 2, "head_norm": "batch"},
         {"epochs": 0.8, "lr": 5e-3, "batch_size": 16, "mask_ratio": 0.15},
-        {"epochs": 1.2, "lr": 2e-3, "batch_size": 16},
+        {"epochs": 1.2, "lr": 2e-3, "batch_size": 16, "n_evals": 15},
     )  # fmt: skip
 
 

@@ -117,10 +117,17 @@ def flat(entry: Entry) -> dict[str, Any]:
 
 
 def losses(entry: Entry, stage: str, window: int = 25) -> pd.DataFrame:
-    """The training loss of each step, averaged over a trailing window: columns step, loss."""
+    """The training loss of each step, averaged over a trailing window: columns step, loss.
+
+    Args:
+        entry: stored, or shipped with a thinned log, whose lines are means over several steps.
+        stage: "pretrain" or "finetune".
+        window: in steps.
+    """
     lines = [x for x in entry.metrics if x["stage"] == stage and "loss" in x]
     table = pd.DataFrame({"step": [x["step"] for x in lines], "loss": [x["loss"] for x in lines]})
-    table["loss"] = table["loss"].rolling(window, min_periods=1).mean()
+    spacing = int(table["step"].diff().median()) if len(table) > 1 else 1
+    table["loss"] = table["loss"].rolling(max(1, window // spacing), min_periods=1).mean()
     return table
 
 

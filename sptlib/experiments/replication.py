@@ -1,9 +1,9 @@
 """04: does self-pretraining beat training from scratch on the tasks of the Long Range Arena?
 
-Small versions of the five tasks, and one more label of the same texts. Arms: SPT; and from
-scratch, with as many steps as SPT takes in both stages. Since the rate is constant after the
-warm-up, the same training from scratch also tells what SPT's number of label steps gives:
-`short` reads it off.
+Small versions of the five tasks, and one more label of the same texts. Arms: SPT; and from scratch,
+with as many steps as SPT takes in both stages. Since the rate is constant after the warm-up, the
+same training from scratch also tells what SPT's number of label steps gives, where one of its
+evaluations falls there; `frame_short` reads it off.
 """
 
 import math
@@ -90,14 +90,17 @@ def scratch(base: Run) -> Run:
 
 
 ARMS: dict[str, Callable[[Run], Run]] = {"scratch": scratch, "SPT": lambda base: base}
+#: a training of its own for Image only, as in `few_labels`: its long one has no evaluation there
+EXTRA = {SHORT: lambda base: replace(base, pretrain=None)}
 
 
 def make(arm: str, task: str, base: Run, preset: str) -> Run:
     """The Run of an arm, at the rate chosen for it; `paper` keeps the published rate."""
-    run = ARMS[arm](base)
+    run = (ARMS | EXTRA)[arm](base)
     if preset == "paper":
         return run
-    return replace(run, finetune=replace(run.finetune, lr=CHOSEN[task][arm]))
+    lr = CHOSEN[task]["scratch" if arm == SHORT else arm]
+    return replace(run, finetune=replace(run.finetune, lr=lr))
 
 
 def check(tasks: Sequence[str]) -> tuple[str, ...]:
@@ -132,7 +135,7 @@ def cases(
         for task in chosen
         for seed in seed_list(seeds or N_SEEDS[preset])
         for base in [base_run(preset, task, seed, n_layers)]
-        for arm in ARMS
+        for arm in (ARMS if task in SEARCHED else (*ARMS, SHORT))
     ]
 
 
@@ -175,9 +178,10 @@ def table(results: Sequence[Result]) -> pd.DataFrame:
 
 
 def frame_short(results: Sequence[Result], rows: pd.DataFrame) -> pd.DataFrame:
-    """What each training from scratch had reached after as many steps as SPT's label steps.
+    """What each training from scratch had reached after exactly as many steps as SPT's label steps.
 
-    The rate is the one chosen for the long training.
+    The rate is the one chosen for the long training. Where none of its evaluations falls there,
+    there is no row.
     """
     steps = {
         (r.labels["task"], r.entry.spec.seed): label_steps(r.entry.spec)
@@ -188,7 +192,10 @@ def frame_short(results: Sequence[Result], rows: pd.DataFrame) -> pd.DataFrame:
     for result, row in zip(results, rows.to_dict("records"), strict=True):
         place = (result.labels["task"], result.entry.spec.seed)
         if result.labels["arm"] == "scratch" and place in steps:
-            reached = evaluations(result.entry).query("step <= @steps[@place]").iloc[-1]
+            log = evaluations(result.entry)
+            if steps[place] not in log["step"].values:
+                continue
+            reached = log[log["step"] == steps[place]].iloc[0]
             short.append(
                 {
                     **{k: row[k] for k in ("task", "seed", "key")},

