@@ -89,6 +89,10 @@ def compute(
 def _train(spec: Run | Pretraining, store: Store, where: Where, recompute: bool) -> Entry:
     device = where.torch_device()
     data = tasks.load(spec.task, spec.seed)
+    if data.fingerprint != tasks.fingerprint(spec.task, spec.seed):
+        raise StoreError(
+            f"the data of {spec.task.name} have changed since this process started; start it anew"
+        )
     if device.type != "cpu":
         data = data.to(device)
     work = store.work_folder(spec)

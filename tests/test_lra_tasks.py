@@ -1,6 +1,7 @@
 """The tasks of the Long Range Arena: splits, lengths, labels, and the files they are read from."""
 
 import gzip
+import os
 import pickle
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
+from scipy import stats
 
 from sptlib import presets, tasks
 from sptlib.data import cache
@@ -134,6 +136,16 @@ def test_splits_are_trimmed_to_their_longest_sequence():
     assert pairs.trimmed().x.shape == (1, 2, 4)
     assert pairs.sequences().x.tolist() == split.x.tolist()
     assert pairs.sequences().length.tolist() == [2, 4]
+
+
+def test_what_the_tasks_load_is_pinned():
+    """If this fails, other bytes are read than before: raise `VERSION` of `sptlib.data.cache`.
+
+    Generated data have a `VERSION` of their own in `sptlib.generators`.
+    """
+    assert (cache.VERSION, expressions.VERSION, scenes.VERSION) == (1, 1, 1)
+    found = {r: tasks.load(presets.smoke(r).task, 0).fingerprint[:12] for r in RECIPES}
+    assert found == PINNED
 
 
 # --- listops ------------------------------------------------------------------------------------
@@ -268,11 +280,33 @@ def test_pathfinder_from_files_is_what_was_written(home):
     assert (data.vocab_size, data.max_len) == (4, 1024)
 
 
+def test_the_cut_of_official_files_depends_on_no_path(tmp_path, monkeypatch):
+    found = {}
+    for home in ("a", "b"):
+        for contour in (6, 9):
+            place = tmp_path / home / "pathfinder" / "pathfinder32" / pathfinder.difficulty(contour)
+            drawing = scenes.drawing(32, contour)
+            made = scenes.draw(drawing, 40, contour)
+            pathfinder.write(place, made.images, made.labels, drawing)
+            for file in [*place.rglob("*"), place]:
+                os.utime(file, (1e9, 1e9))  # an archive may give all files one time
+        monkeypatch.setenv("SPTLIB_DATA", str(tmp_path / home))
+        for contour in (6, 9):
+            task = PathfinderConfig(source="files", contour_length=contour, n_train=20, n_val=10,
+                                    n_test=10)  # fmt: skip
+            found[home, contour] = tasks.load.__wrapped__(task, 0).fingerprint
+    assert found["a", 6] == found["b", 6]
+    assert found["a", 9] == found["b", 9]
+    assert found["a", 6] != found["a", 9]
+
+
 def test_pathfinder_is_balanced_and_refuses_what_cannot_be_drawn():
     data = tasks.load(presets.smoke("pathfinder").task, 0)
     assert torch.bincount(data.train.y).tolist() == [32, 32]
     with pytest.raises(ValidationError, match="side"):
         PathfinderConfig(side=20)
+    with pytest.raises(ValidationError, match="contour_length=14 does not fit into 16×16"):
+        PathfinderConfig(side=16)
 
 
 # --- text ---------------------------------------------------------------------------------------
@@ -375,6 +409,24 @@ def test_halves_belong_together_or_not():
         assert int(split.y.sum()) == len(split) // 2
 
 
+def test_lengths_of_halves_tell_nothing():
+    """Uncut, so that the halves of one review would be given away by their equal lengths."""
+    task = RetrievalConfig(source="halves", alphabet="simple", max_len=4000, n_train=4000, n_val=20,
+                           n_test=1000)  # fmt: skip
+    split = tasks.load(task, 0).train
+    assert torch.equal(split.length[:, 0], split.length[:, 1])
+    related = split.y == 1
+    pvalue = stats.ks_2samp(split.length[related, 0], split.length[~related, 0]).pvalue
+    assert pvalue > 0.01
+    for i in (5, 500):
+        assert not split.x[i, :, int(split.length[i, 0]) :].any()
+
+
+def test_too_few_halves_are_refused():
+    with pytest.raises(ConfigError, match="at least 4 pairs"):
+        tasks.load(RetrievalConfig(source="halves", n_train=9, n_val=3, n_test=9), 0)
+
+
 def test_aan_from_the_official_layout(home):
     for split, n in (("train", 12), ("eval", 6), ("test", 6)):
         texts = [[f"{split} {i} {w}".encode() for i in range(n)] for w in ("one", "other")]
@@ -468,3 +520,13 @@ def test_gz_files_are_read_too(home):
     path.unlink()
     data = tasks.load(ListOpsConfig(source="files", n_train=10, n_val=10, n_test=10), 0)
     assert data.train.y.tolist() == made.targets.tolist()
+
+
+PINNED = {
+    "listops": "025aa5afa906",
+    "image": "2f878bb5be6a",
+    "pathfinder": "c6e6a8812cd9",
+    "retrieval": "b1a2fe5c951c",
+    "text": "5841b49eb988",
+    "text:direction": "4a993db24a89",
+}

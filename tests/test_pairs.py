@@ -10,6 +10,7 @@ from sptlib.analysis.attention import mean_map, start_and_end
 from sptlib.config import ModelConfig
 from sptlib.execute import compute
 from sptlib.model import build, keep_mask, pool
+from sptlib.train import pretrain
 
 
 @pytest.fixture(scope="module")
@@ -73,11 +74,18 @@ def test_all_stages_run_and_resume_from_the_store(run, store, where):
     assert again.result == entry.result
 
 
-def test_pretraining_does_not_see_who_belongs_to_whom(run, data):
-    labelled_only = replace(run.pretrain, labelled_only=True)
-    assert replace(run, pretrain=labelled_only).pretraining.pretrain.labelled_only
-    assert data.unlabelled.x.shape == (128, 24)
-    assert torch.equal(data.train.sequences().x, data.unlabelled.x)
+@pytest.mark.parametrize("labelled_only", [False, True])
+def test_pretraining_does_not_see_who_belongs_to_whom(run, data, labelled_only):
+    """Labels turned round: the same weights, to the bit."""
+    spec = replace(run, pretrain=replace(run.pretrain, labelled_only=labelled_only)).pretraining
+    turned = replace(
+        data,
+        unlabelled=replace(data.unlabelled, y=1 - data.unlabelled.y),
+        train=replace(data.train, y=1 - data.train.y),
+        val=replace(data.val, y=1 - data.val.y),
+    )
+    weights = [pretrain(spec, d).model.state_dict() for d in (data, turned)]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
 def test_mean_maps_leave_padding_out():

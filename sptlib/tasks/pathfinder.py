@@ -22,6 +22,8 @@ from sptlib.tasks.base import STRICT, PositiveInt, Split, TaskConfig, TaskData, 
 from sptlib.tasks.files import as_split, drawn, fixed_splits, folder
 
 CLASSES = ("not connected", "connected")
+#: dashes of a curve that still fit, by side; more take long to place, or cannot be
+MAX_CONTOUR = {16: 6, 32: 18, 128: 24}
 
 
 @validated(frozen=True, kw_only=True, config=STRICT)
@@ -52,6 +54,12 @@ class PathfinderConfig(TaskConfig):
     def _possible(self):
         if self.source == "generated":
             generated.drawing(self.side, self.contour_length)
+            most = MAX_CONTOUR[self.side]
+            if self.contour_length > most:
+                raise ValueError(
+                    f"contour_length={self.contour_length} does not fit into {self.side}×"
+                    f"{self.side} pixels beside another one; at most {most}"
+                )
         if self.fresh:
             raise ValueError("fresh=True is not offered for pathfinder: drawing is too slow")
         return self

