@@ -1,15 +1,14 @@
 """The command `sptlib`. Errors are one or two lines on stderr; `--debug` shows the traceback."""
 
-import csv
-import json
 import sys
 import time
-from pathlib import Path
 
 import click
 
 from sptlib import __version__
+from sptlib import cli_options as options
 from sptlib.cli_data import data
+from sptlib.cli_runs import runs
 from sptlib.errors import ConfigError, SptError
 
 # everything heavier is imported inside the command that needs it: `sptlib --help` is instant
@@ -41,27 +40,6 @@ def main(debug: bool) -> None:
     """Self-pretraining for sequence classification."""
 
 
-_store = click.option(
-    "--store",
-    default=None,
-    metavar="FOLDER",
-    help="Run store; default: $SPTLIB_STORE, else results/store of the checkout.",
-)
-_preset = click.option(
-    "--preset", default="classroom", show_default=True, help="smoke, classroom, study or paper."
-)
-_seeds = click.option(
-    "--seeds",
-    type=click.IntRange(min=1),
-    default=None,
-    help="Seeds 0 … N−1; default: the preset's number.",
-)
-_device = click.option(
-    "--device", default="auto", show_default=True, help="cpu, cuda, cuda:1, auto."
-)
-_recompute = click.option("--recompute", is_flag=True, help="Compute anew, even if it is stored.")
-
-
 @main.command()
 @click.option(
     "--task",
@@ -69,7 +47,7 @@ _recompute = click.option("--recompute", is_flag=True, help="Compute anew, even 
     show_default=True,
     help="neighbor, listops, image, pathfinder, retrieval, text, or text:direction.",
 )
-@_preset
+@options.preset
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
 @click.option("--scratch", is_flag=True, help="Leave the pretraining out.")
 @click.option(
@@ -87,8 +65,8 @@ _recompute = click.option("--recompute", is_flag=True, help="Compute anew, even 
     metavar="FIELD=VALUE",
     help="Any field of the Run, e.g. --set finetune.lr=1e-3. Wins over the preset.",
 )
-@_store
-@_device
+@options.store
+@options.device
 @click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True)
 @click.option(
     "--checkpoint-steps",
@@ -96,7 +74,7 @@ _recompute = click.option("--recompute", is_flag=True, help="Compute anew, even 
     default=0,
     help="Save an unfinished training after every N steps, besides every 20 seconds.",
 )
-@_recompute
+@options.recompute
 def train(
     task,
     preset,
@@ -199,7 +177,7 @@ def _value(text: str):
 )
 @click.option("--preset", default=None, help="Short for -p preset NAME.")
 @click.option("--seeds", default=None, type=int, help="Short for -p seeds N.")
-@_store
+@options.store
 @click.option(
     "--if-changed",
     is_flag=True,
@@ -222,8 +200,8 @@ def run(notebooks, given, preset, seeds, store, if_changed) -> None:
 
 @main.command()
 @click.argument("experiment")
-@_preset
-@_seeds
+@options.preset
+@options.seeds
 @click.option(
     "--tune",
     is_flag=True,
@@ -237,9 +215,9 @@ def run(notebooks, given, preset, seeds, store, if_changed) -> None:
     default=None,
     help="Processes on this machine; default: one per core.",
 )
-@_store
-@_device
-@_recompute
+@options.store
+@options.device
+@options.recompute
 def sweep(experiment, preset, seeds, tune, scheduler, workers, store, device, recompute) -> None:
     """Compute all Runs of an experiment that are not stored yet."""
     from sptlib import experiments, presets, tuning
@@ -256,133 +234,20 @@ def sweep(experiment, preset, seeds, tune, scheduler, workers, store, device, re
             f"found {preset!r}"
         )
     place = Store(store)
-    options = {"scheduler": scheduler, "workers": workers, "device": device, "recompute": recompute}
+    how = {"scheduler": scheduler, "workers": workers, "device": device, "recompute": recompute}
     if tune:
-        entries = compute_all(tuning.runs(module, preset), place, **options)
+        entries = compute_all(tuning.runs(module, preset), place, **how)
         path = tuning.write(module, preset, entries, root())
         click.echo(f"{len(entries)} trainings; the table is {path}")
     else:
-        results = base.collect(module.cases(preset, seeds or 0), place, **options)
+        results = base.collect(module.cases(preset, seeds or 0), place, **how)
         cells = module.table(results).groupby(module.GROUP_BY, sort=False)["test_accuracy"]
         click.echo(cells.agg(["mean", "min", "max", "count"]).round(4).to_string())
         click.echo(f"{len(results)} Runs stored in {place.path}")
 
 
 main.add_command(data)
-
-
-@main.group()
-def runs() -> None:
-    """Look into the run store."""
-
-
-@runs.command("ls")
-@_store
-def runs_ls(store) -> None:
-    """One line per stored result."""
-    from sptlib.config import Run
-    from sptlib.store import Store
-
-    place, n = Store(store), 0
-    for entry in place.entries():
-        n += 1
-        try:
-            spec, result = entry.spec, entry.result
-        except SptError as error:
-            click.echo(f"{entry.key}  DAMAGED  {error}")
-            continue
-        if isinstance(spec, Run):
-            start = f"spt[{','.join(spec.transfer)}]" if spec.pretrain else "scratch"
-            freeze = f" freeze[{','.join(spec.freeze)}]" if spec.freeze else ""
-            what = f"{start}{freeze}  test accuracy {result['test_accuracy']:.4f}"
-        else:
-            what = f"pretraining  validation loss {result['val_loss']:.4f}"
-        click.echo(
-            f"{entry.key}  {spec.task.name}  seed {spec.seed}  {what}  "
-            f"{entry.environment['seconds']:.1f} s"
-        )
-    click.echo(f"{n} results in {place.path}")
-
-
-@runs.command("show")
-@click.argument("key")
-@_store
-def runs_show(key, store) -> None:
-    """Everything about one result; the start of its key is enough."""
-    from sptlib.store import Store
-
-    entry = Store(store).match(key)
-    parts = {"key": entry.key, "path": str(entry.path)}
-    for name in ("config", "result", "environment"):
-        parts[name] = json.loads(entry.read(f"{name}.json"))
-    click.echo(json.dumps(parts, indent=2))
-
-
-@runs.command("verify")
-@click.option("--repair", is_flag=True, help="Remove damaged entries, so that they are recomputed.")
-@_store
-def runs_verify(repair, store) -> None:
-    """Check every file of every result against its checksum."""
-    from sptlib.errors import StoreError
-    from sptlib.store import Store
-
-    place, n, damaged = Store(store), 0, []
-    for entry in place.entries():
-        n += 1
-        try:
-            entry.verify()
-        except StoreError as error:
-            damaged.append(entry.key)
-            click.echo(f"{entry.key}: {error}", err=True)
-    if repair:
-        for name in damaged:
-            place.remove(name)
-    click.echo(
-        f"{n} results in {place.path}, {len(damaged)} damaged"
-        + (" and removed" if repair and damaged else "")
-    )
-    if damaged and not repair:
-        sys.exit(1)
-
-
-@runs.command("export")
-@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
-@click.option(
-    "--metrics-only",
-    is_flag=True,
-    help="Configurations, results, thinned logs and environments as JSON lines, with a checksum "
-    "in manifest.json beside: what is shipped in data/study/.",
-)
-@click.option("--experiment", default=None, help="Only the Runs of this experiment.")
-@_preset
-@_seeds
-@_store
-def runs_export(file, metrics_only, experiment, preset, seeds, store) -> None:
-    """Write one row per Run, every field of its configuration and result, as CSV."""
-    from sptlib import experiments, export
-    from sptlib.config import Run
-    from sptlib.experiments import base
-    from sptlib.store import Store
-
-    place = Store(store)
-    if experiment is None and seeds:
-        raise ConfigError("--seeds chooses Runs of an experiment; name it by --experiment")
-    if experiment is None:
-        entries = list(place.entries())
-    else:
-        module = experiments.get(experiment)
-        entries = base.stored(module.cases(preset, seeds or 0), place)
-    if metrics_only:
-        n = export.write(file, entries)
-        click.echo(f"{n} trainings written to {file}, their checksum to {export.MANIFEST} beside")
-        return
-    rows = [base.flat(e) for e in entries if isinstance(e.spec, Run)]
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    with file.open("w", newline="") as out:
-        writer = csv.DictWriter(out, names)
-        writer.writeheader()
-        writer.writerows(rows)
-    click.echo(f"{len(rows)} Runs written to {file}")
+main.add_command(runs)
 
 
 if __name__ == "__main__":

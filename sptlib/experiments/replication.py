@@ -68,7 +68,7 @@ CHOSEN: dict[str, dict[str, float]] = {
 #: whose rates were searched here
 SEARCHED = tuple(name for name in TASKS if name != "Image")
 
-SHORT = "scratch, SPT's label steps"
+SHORT = few_labels.SHORT
 
 
 def base_run(preset: str, task: str, seed: int, n_layers: int = 0) -> Run:
@@ -91,7 +91,7 @@ def scratch(base: Run) -> Run:
 
 ARMS: dict[str, Callable[[Run], Run]] = {"scratch": scratch, "SPT": lambda base: base}
 #: a training of its own for Image only, as in `few_labels`: its long one has no evaluation there
-EXTRA = {SHORT: lambda base: replace(base, pretrain=None)}
+EXTRA = {SHORT: few_labels.ARMS[SHORT]}
 
 
 def make(arm: str, task: str, base: Run, preset: str) -> Run:
