@@ -18,6 +18,8 @@ class Group(click.Group):
     """A group whose unknown commands get a suggestion, and whose errors have no traceback."""
 
     def invoke(self, ctx: click.Context):
+        if hasattr(sys.stdout, "reconfigure"):  # names of files that the terminal cannot show
+            sys.stdout.reconfigure(errors="backslashreplace")
         try:
             return super().invoke(ctx)
         except click.UsageError as error:

@@ -173,7 +173,7 @@ def make(name, train, val, test, n, side, contour_length, seed, workers, out) ->
     folder = out or dataset.folder
     if dataset.name == "listops":
         sizes = {split: sizes[split] or rows for split, rows in dataset.counts}
-        arguments, needed = {"sizes": sizes}, dataset.holds[0]
+        arguments = {"sizes": sizes}
     else:
         side = int(side or 32)
         length = contour_length or (5 if side == 16 else 14)
@@ -181,11 +181,6 @@ def make(name, train, val, test, n, side, contour_length, seed, workers, out) ->
             difficulty = importlib.import_module("sptlib.formats.pathfinder").difficulty
             folder = folder / f"pathfinder{side}" / difficulty(length)
         arguments = {"side": side, "contour_length": length, "n": n or 200_000}
-        needed = ("imgs", "metadata")
-    if not (folder / ".making").exists() and all((folder / x).exists() for x in needed):
-        raise DataError(
-            folder, f"{dataset.name} is there already; remove it, or name another folder by --out"
-        )
     maker = getattr(importlib.import_module("sptlib.data.make"), dataset.name)
     with _bar(f"making {dataset.name}", "row" if dataset.name == "listops" else "image") as bar:
         maker(folder, seed=seed, workers=workers, progress=bar, **arguments)

@@ -21,7 +21,8 @@ def data_home() -> Path:
     Each data set has a folder of its own in it; ``.cache`` holds what was read or generated once,
     as tensors.
     """
-    if os.environ.get("SPTLIB_DATA"):
-        return Path(os.environ["SPTLIB_DATA"])
+    named = os.environ.get("SPTLIB_DATA", "").strip()
+    if named:
+        return Path(named).expanduser()
     root = repository_root()
     return root / "data" if root else user_cache_path("sptlib") / "data"

@@ -9,7 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from pydantic import ValidationError
+from safetensors import safe_open
+from safetensors.torch import save_file
 from scipy import stats
 
 from sptlib import presets, tasks
@@ -193,7 +196,7 @@ def test_missing_files_name_the_command(home):
         tasks.load(ListOpsConfig(source="files"), 0)
     with pytest.raises(DataError, match="sptlib data get imdb"):
         tasks.load(TextConfig(), 0)
-    with pytest.raises(DataError, match="sptlib data get aan"):
+    with pytest.raises(DataError, match="sptlib data get lra"):
         tasks.load(RetrievalConfig(), 0)
     with pytest.raises(DataError, match="sptlib data get cifar10"):
         tasks.load(ImageConfig(source="cifar10"), 0)
@@ -275,9 +278,17 @@ def test_pathfinder_from_files_is_what_was_written(home):
     )
     data = tasks.load(task, 0)
     assert "sample_3.png" in data.notes[0]
+    with pytest.raises(ConfigError, match="40 wanted, but the training part of pathfinder32/curv_"):
+        tasks.load(replace(task, n_train=40), 0)
     images = {row.tobytes() for row in made.images // 64}
     assert {*rows(data.train), *rows(data.val), *rows(data.test)} <= images
     assert (data.vocab_size, data.max_len) == (4, 1024)
+    # a mended image counts again, although its folder looks as before
+    Image.fromarray(made.images[28].reshape(32, 32)).save(place / "imgs" / "1" / "sample_3.png")
+    assert len(tasks.load(replace(task, n_train=40), 0).train) == 40
+    place.parent.rename(home / "pathfinder" / "pathfinder128")
+    with pytest.raises(DataError, match="holds images of 32×32 pixels, expected 128×128"):
+        tasks.load(replace(task, side=128), 0)
 
 
 def test_the_cut_of_official_files_depends_on_no_path(tmp_path, monkeypatch):
@@ -463,6 +474,32 @@ def test_the_cache_serves_the_same_bytes_and_makes_damaged_files_anew(home):
     path.write_bytes(b"damaged")
     assert torch.equal(cache.cached("t", {"a": 1}, make)["x"], torch.arange(10))
     assert len(calls) == 3
+
+
+@pytest.mark.parametrize("change", ["bytes", "metadata", "parts"])
+def test_altered_cache_files_are_made_anew(home, change):
+    calls = []
+
+    def make():
+        calls.append(1)
+        return {"x": torch.arange(10, dtype=torch.uint8)}, {"cut": 0}
+
+    path = cache.cached("t", {}, make).path
+    with safe_open(path, "pt") as file:
+        metadata = file.metadata()
+    x = torch.arange(10, dtype=torch.uint8) + (change == "bytes")
+    if change == "parts":
+        metadata["parts"] = "others"
+    save_file({"x": x}, path, metadata={} if change == "metadata" else metadata)
+    assert torch.equal(cache.cached("t", {}, make)["x"], torch.arange(10))
+    assert len(calls) == 2
+
+
+def test_a_data_folder_that_cannot_be_written_is_named(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("SPTLIB_DATA", str(tmp_path / "file"))
+    with pytest.raises(DataError, match=r"cannot be written .*by \$SPTLIB_DATA"):
+        cache.cached("t", {}, lambda: ({"x": torch.zeros(1)}, {}))
 
 
 def test_a_maker_that_fails_leaves_nothing(home):

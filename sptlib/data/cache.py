@@ -24,6 +24,10 @@ from sptlib.places import data_home
 VERSION = 1
 
 
+#: files of at most so many bytes are compared with their digest when they are opened
+VERIFIED = 2**29
+
+
 class Mapped(dict[str, Tensor]):
     """Tensors by name, with the digest of their bytes.
 
@@ -57,21 +61,28 @@ def cached(
     text = json.dumps([VERSION, name, parts], sort_keys=True)
     key = hashlib.sha256(text.encode()).hexdigest()[:20]
     path = data_home() / ".cache" / f"{name}-{key}.safetensors"
-    found = _open(path)
+    found = _open(path, text)
     if found is not None:
         return found
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(path.with_suffix(".lock")):
-        found = _open(path)  # another process may have been faster
-        if found is not None:
-            return found
-        tensors, notes = make()
-        tensors = {k: v.contiguous() for k, v in tensors.items()}
-        metadata = {"digest": digest(tensors), "notes": json.dumps(notes), "parts": text}
-        with writing(path) as file:
-            file.write(save(tensors, metadata=metadata))
-        del tensors  # the mapped file takes their place
-    found = _open(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(path.with_suffix(".lock")):
+            found = _open(path, text)  # another process may have been faster
+            if found is not None:
+                return found
+            tensors, notes = make()
+            tensors = {k: v.contiguous() for k, v in tensors.items()}
+            metadata = {"digest": digest(tensors), "notes": json.dumps(notes), "parts": text}
+            with writing(path) as file:
+                file.write(save(tensors, metadata=metadata))
+            del tensors  # the mapped file takes their place
+    except OSError as error:
+        raise DataError(
+            error.filename or path.parent,
+            f"cannot be written ({error.strerror or error}); name another folder for data by "
+            "$SPTLIB_DATA",
+        ) from error
+    found = _open(path, text)
     assert found is not None
     return found
 
@@ -86,17 +97,20 @@ def digest(tensors: dict[str, Tensor]) -> str:
     return sha.hexdigest()
 
 
-def _open(path: Path) -> Mapped | None:
-    """The file, mapped; None if it is not there or unreadable (it is then made anew)."""
+def _open(path: Path, parts: str) -> Mapped | None:
+    """The file, mapped; None if it is not there or not what was written (it is then made anew)."""
     try:
         with safe_open(path, "pt") as file:
             metadata = file.metadata() or {}
             found = Mapped({k: file.get_tensor(k) for k in file.keys()})  # noqa: SIM118
-    except (OSError, SafetensorError):
+        found.digest, found.path = metadata["digest"], path
+        found.notes = json.loads(metadata["notes"])
+        whole = metadata["parts"] == parts
+        if path.stat().st_size <= VERIFIED:
+            whole = whole and digest(found) == found.digest
+    except (OSError, SafetensorError, KeyError, ValueError):
         return None
-    found.digest, found.path = metadata["digest"], path
-    found.notes = json.loads(metadata["notes"])
-    return found
+    return found if whole else None
 
 
 def stamp(*paths: Path) -> list:

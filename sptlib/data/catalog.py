@@ -6,6 +6,7 @@ from importlib import metadata
 from pathlib import Path
 
 from sptlib.errors import unknown
+from sptlib.formats.base import UNFINISHED
 from sptlib.places import data_home
 
 
@@ -84,7 +85,7 @@ _ALL = (
         size="100,000 rows in three .tsv files",
         licence="Apache-2.0 (the LRA's code and files); what is made here is yours",
         citation=f"Nangia and Bowman 2018, ListOps (NAACL student workshop); {_LRA}",
-        holds=(("basic_train.tsv", "basic_val.tsv", "basic_test.tsv"),),
+        holds=(("basic_train.tsv*", "basic_val.tsv*", "basic_test.tsv*"),),
         counts=(("train", 96_000), ("val", 2_000), ("test", 2_000)),
         made=True,
         by_hand=f"basic_train.tsv, basic_val.tsv, basic_test.tsv of listops-1000 in {_RELEASE}",
@@ -263,7 +264,16 @@ def status(name: str) -> str:
         ConfigError: for an unknown name.
     """
     dataset = find(name)
-    if locate(name) is not None:
+    try:
+        return _status(dataset)
+    except OSError as error:
+        return f"{dataset.folder} cannot be read ({error.strerror or error})"
+
+
+def _status(dataset: Dataset) -> str:
+    if any(next(dataset.folder.glob(p), None) for p in (UNFINISHED, f"*/*/{UNFINISHED}")):
+        return "partly made; repeat the `make` that was stopped"
+    if locate(dataset.name) is not None:
         return "installed" if dataset.package else "there"
     if dataset.package:
         return "not installed"
@@ -277,8 +287,6 @@ def status(name: str) -> str:
             total = remote.size or _announced(part)
             of = f" of {total / 1e6:,.1f}" if total else ""
             return f"partly downloaded ({part.stat().st_size / 1e6:,.1f}{of} MB)"
-    if any(next(dataset.folder.glob(p), None) for p in (".making", "*/*/.making")):
-        return "partly made"
     lacks = missing(dataset, dataset.folder)
     if 0 < len(lacks) < max(map(len, dataset.holds)):
         return f"incomplete: no {', '.join(lacks)}"

@@ -8,8 +8,10 @@ goes on from them.
 import os
 import shutil
 import sys
+import zipfile
+import zlib
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import fields
 from functools import partial
 from itertools import count
@@ -17,11 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from filelock import FileLock, Timeout
 from joblib import Parallel, delayed
 from joblib.externals.loky import get_reusable_executor
 from tqdm import tqdm
 
-from sptlib.formats.base import writing
+from sptlib.errors import DataError
+from sptlib.formats.base import UNFINISHED, writing
 from sptlib.generators import listops as listops_blocks
 from sptlib.generators import pathfinder as pathfinder_blocks
 
@@ -113,28 +117,66 @@ def _call(function: Callable, spec: Any, stream: tuple, index: int) -> Any:
 
 
 def _kept(function: Callable[[int], Any], kind: type, folder: Path, index: int) -> Any:
-    """A block from its file, or made now and put there."""
+    """A block from its file, or made now and put there; a damaged file is as good as none."""
     path = folder / f"{index}.npz"
     names = [f.name for f in fields(kind)]
-    if path.is_file():
-        with np.load(path, allow_pickle=False) as found:
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as found:
             return kind(**{name: found[name] for name in names})
-    block = function(index)
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error):
+        block = function(index)
     with writing(path) as file:
         np.savez(file, **{name: getattr(block, name) for name in names})
     return block
 
 
-def _making(folder: Path, *parts: object) -> Path:
-    """Where the blocks of an unfinished set lie; another set's blocks are no use and go."""
-    home = folder / ".making"
+@contextmanager
+def _making(folder: Path, targets: tuple[str, ...], *parts: object) -> Iterator[Path]:
+    """Where the blocks of an unfinished set lie, until it is finished.
+
+    Args:
+        folder: of the set.
+        targets: patterns of what will be written there.
+        parts: what is made; only a set of the same parts is continued.
+
+    Raises:
+        DataError: if another process is making it, or something is there that this did not begin.
+    """
+    home = folder / UNFINISHED
     place = home / "-".join(map(str, parts))
-    if home.is_dir():
-        for other in home.iterdir():
-            if other != place:
-                shutil.rmtree(other)
-    place.mkdir(parents=True, exist_ok=True)
-    return place
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder / ".lock", timeout=0):
+            try:
+                _begin(folder, targets, place)
+                yield place
+                shutil.rmtree(home)
+                for draft in folder.glob(f".*.{'?' * 32}"):  # what a killed process was writing
+                    draft.unlink()
+            finally:
+                (folder / ".lock").unlink()
+    except Timeout as error:
+        raise DataError(folder, "another process is making this set; wait for it") from error
+    except OSError as error:
+        raise DataError(
+            error.filename or folder,
+            f"cannot be written ({error.strerror or error}); name another folder by --out",
+        ) from error
+
+
+def _begin(folder: Path, targets: tuple[str, ...], place: Path) -> None:
+    """Make the place of the blocks, unless it is there already."""
+    if place.is_dir():
+        return
+    there = [file for pattern in targets for file in folder.glob(pattern)]
+    if there:
+        what = "an unfinished set of other parameters" if place.parent.exists() else "a set"
+        raise DataError(
+            there[0], f"there is {what} already; remove it, or name another folder by --out"
+        )
+    if place.parent.is_dir():  # another set's blocks are no use
+        shutil.rmtree(place.parent)
+    place.mkdir(parents=True)
 
 
 def listops(
@@ -160,23 +202,23 @@ def listops(
     grammar = grammar or listops_blocks.Grammar()
     total, done = sum(sizes.values()), 0
     taken: set[bytes] = set()
-    making = _making(folder, "listops", listops_blocks.VERSION, seed, *vars(grammar).values())
-    for split in ("test", "val", "train"):  # the order of the task `listops`: the same rows
-        place = making / split
-        make = partial(_call, listops_blocks.block, grammar, (seed, "listops", split))
-        blocks = in_order(
-            partial(_kept, make, listops_blocks.Expressions, place), workers or cores()
-        )
+    parts = ("listops", listops_blocks.VERSION, seed, *vars(grammar).values())
+    with _making(folder, ("basic_*.tsv*",), *parts) as making:
+        for split in ("test", "val", "train"):  # the order of the task `listops`: the same rows
+            place = making / split
+            make = partial(_call, listops_blocks.block, grammar, (seed, "listops", split))
+            blocks = in_order(
+                partial(_kept, make, listops_blocks.Expressions, place), workers or cores()
+            )
 
-        def tell(found: int, n: int, before: int = done) -> None:
-            if progress is not None:
-                progress(before + found, total)
+            def tell(found: int, n: int, before: int = done) -> None:
+                if progress is not None:
+                    progress(before + found, total)
 
-        with closing(blocks):
-            rows = listops_blocks.distinct(blocks, sizes[split], taken, tell)
-        write(folder / f"basic_{split}.tsv", rows)
-        done += sizes[split]
-    shutil.rmtree(folder / ".making")
+            with closing(blocks):
+                rows = listops_blocks.distinct(blocks, sizes[split], taken, tell)
+            write(folder / f"basic_{split}.tsv", rows)
+            done += sizes[split]
 
 
 def pathfinder(
@@ -202,17 +244,17 @@ def pathfinder(
     from sptlib.formats.pathfinder import write
 
     drawing = pathfinder_blocks.drawing(side, contour_length)
-    place = _making(folder, "pathfinder", pathfinder_blocks.VERSION, seed, side, contour_length)
+    parts = ("pathfinder", pathfinder_blocks.VERSION, seed, side, contour_length)
     make = partial(_call, pathfinder_blocks.block, drawing, (seed, "pathfinder", "files"))
-    blocks = in_order(partial(_kept, make, pathfinder_blocks.Scenes, place), workers or cores())
     n_blocks = -(-n // pathfinder_blocks.BLOCK)
     images, labels = [], []
-    with closing(blocks):
-        for i in range(n_blocks):
-            block = next(blocks)
-            images.append(block.images)
-            labels.append(block.labels)
-            if progress is not None:
-                progress(min(n, (i + 1) * pathfinder_blocks.BLOCK), n)
-    write(folder, np.concatenate(images)[:n], np.concatenate(labels)[:n], drawing)
-    shutil.rmtree(folder / ".making")
+    with _making(folder, ("imgs", "metadata"), *parts) as place:
+        kept = partial(_kept, make, pathfinder_blocks.Scenes, place)
+        with closing(in_order(kept, workers or cores())) as blocks:
+            for i in range(n_blocks):
+                block = next(blocks)
+                images.append(block.images)
+                labels.append(block.labels)
+                if progress is not None:
+                    progress(min(n, (i + 1) * pathfinder_blocks.BLOCK), n)
+        write(folder, np.concatenate(images)[:n], np.concatenate(labels)[:n], drawing)

@@ -16,6 +16,8 @@ from sptlib.errors import ConfigError, DataError
 BOM = b"\xef\xbb\xbf"
 #: faults that a check spells out
 LISTED = 20
+#: folder in a data set that is being made; it goes when the set is complete
+UNFINISHED = ".making"
 
 
 @dataclass
@@ -59,6 +61,14 @@ def lines(path: Path) -> Iterator[tuple[int, str]]:
         ) from error
     except OSError as error:
         raise DataError(path, f"cannot be read ({error.strerror or error})") from error
+
+
+def refuse_unfinished(folder: Path) -> None:
+    """Raises `DataError` if a set is still being made, or its making was stopped."""
+    if (folder / UNFINISHED).exists():
+        raise DataError(
+            folder, "this set is unfinished; repeat the `sptlib data make` that was stopped"
+        )
 
 
 def listed(faults: Sequence[object]) -> list[str]:

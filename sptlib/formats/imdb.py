@@ -114,7 +114,8 @@ def stamp(source: Path) -> list:
     found = []
     for split in SPLITS:
         for kind in RATINGS:
-            stats = [path.stat() for path in (place / split / kind).glob("*.txt")]
+            texts = (place / split / kind).glob("*.txt")
+            stats = [path.stat() for path in texts if path.is_file()]  # reading names dead links
             latest = max((s.st_mtime_ns for s in stats), default=0)
             found.append([len(stats), sum(s.st_size for s in stats), latest])
     return found

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from sptlib.errors import DataError
-from sptlib.formats.base import Report, lines, writing
+from sptlib.formats.base import Report, lines, refuse_unfinished, writing
 from sptlib.generators.listops import CLOSE, MAX, MED, MIN, SYMBOLS, Expressions
 
 HEADER = "Source\tTarget"
@@ -131,16 +131,17 @@ def rows(path: Path) -> Iterator[tuple[int, np.ndarray, int]]:
         DataError: naming the line, for a wrong header, a missing column, an unknown symbol,
             unbalanced brackets, or a value that is no integer from 0 to 9.
     """
-    number = 0
+    number = found = 0
     for number, line in lines(path):
         if number == 1:
             if line != HEADER:
                 raise DataError(path, f"the header is {line[:60]!r}, expected {HEADER!r}", 1)
         elif line:
             yield number, *_row(path, number, line)
+            found += 1
     if number == 0:
         raise DataError(path, f"the file is empty; expected the header {HEADER!r}")
-    if number == 1:
+    if not found:
         raise DataError(path, "the file holds a header and no rows")
 
 
@@ -162,6 +163,9 @@ def _row(path: Path, number: int, line: str) -> tuple[np.ndarray, int]:
 
 def split_file(folder: Path, split: str) -> Path:
     """The file of a split; raises `DataError` if it is missing."""
+    if folder.is_file():
+        raise DataError(folder, "is a file, expected a folder with basic_*.tsv")
+    refuse_unfinished(folder)
     path = folder / f"basic_{split}.tsv"
     packed = path.with_suffix(".tsv.gz")
     if not path.is_file() and not packed.is_file():
@@ -188,7 +192,7 @@ def read(path: Path, progress: Callable[[int], None] | None = None) -> Expressio
         np.concatenate(tokens),
         np.array(lengths, dtype=np.int64),
         np.array(targets, dtype=np.uint8),
-        np.array(depths, dtype=np.uint8),
+        np.array(depths, dtype=np.int64),
     )
 
 

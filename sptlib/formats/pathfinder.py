@@ -19,7 +19,7 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from sptlib.errors import ConfigError, DataError
-from sptlib.formats.base import Report, lines, listed, writing
+from sptlib.formats.base import Report, lines, listed, refuse_unfinished, writing
 from sptlib.generators.pathfinder_layout import Drawing
 
 #: folders of the published difficulties, by dashes per curve
@@ -56,11 +56,13 @@ class Tree:
 
     Attributes:
         skipped: what was left out, ``difficulty/imgs/0/sample_172.png: reason``.
+        broken: the files of the images among them.
     """
 
     images: np.ndarray
     labels: np.ndarray
     skipped: list[str] = field(default_factory=list)
+    broken: list[Path] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -203,6 +205,7 @@ def _read(folders: Sequence[Path], fault: Fault, progress: Progress | None) -> T
     rows = [row for folder in folders for row in _rows(folder, skipped, fault)]
     images = np.zeros((0, 0), np.uint8)
     kept: list[int] = []
+    broken: list[Path] = []
     for i, row in enumerate(rows):
         try:
             side = int(images.shape[1] ** 0.5) if len(images) else None
@@ -218,11 +221,12 @@ def _read(folders: Sequence[Path], fault: Fault, progress: Progress | None) -> T
             unknown = isinstance(error, UnidentifiedImageError)
             reason = "not recognised" if unknown else str(error) or type(error).__name__
             skipped.append(f"{row.below}: broken PNG ({reason})")
+            broken.append(row.image)
         if progress is not None and ((i + 1) % 1000 == 0 or i + 1 == len(rows)):
             progress(i + 1, len(rows))
     if rows and not kept:
         fault(DataError(folders[0], f"none of {len(rows)} images can be read"))
-    return Tree(images[: len(kept)], np.array(kept, np.uint8), skipped)
+    return Tree(images[: len(kept)], np.array(kept, np.uint8), skipped, broken)
 
 
 def _pixels(row: _Row, side: int | None) -> np.ndarray:
@@ -257,11 +261,15 @@ def _rows(folder: Path, skipped: list[str], fault: Fault) -> Iterator[_Row]:
     if not any(number is not None for number, _ in numbered):
         fault(DataError(folder, "there is no metadata/0.npy, … here; expected a difficulty, e.g. "
                         "pathfinder32/curv_contour_length_14"))  # fmt: skip
-    n = 0
+    try:
+        refuse_unfinished(folder)
+    except DataError as error:
+        fault(error)
     for number, path in numbered:
         if number is None:
             skipped.append(f"{folder.name}/metadata/{path.name}: its name is no batch number")
             continue
+        n = 0
         try:
             for line, prefix, fields in _fields(path):
                 n += 1
@@ -269,10 +277,10 @@ def _rows(folder: Path, skipped: list[str], fault: Fault) -> Iterator[_Row]:
                     yield _row(folder, path, line, prefix, fields)
                 except DataError as error:
                     fault(error)
+            if not n:
+                raise DataError(path, "is empty; expected a row per image")
         except DataError as error:
             fault(error)
-    if numbered and not n:
-        fault(DataError(folder / "metadata", "all files are empty; expected a row per image"))
 
 
 def _row(folder: Path, path: Path, line: int | None, prefix: str, fields: list[str]) -> _Row:

@@ -56,7 +56,7 @@ class Expressions:
         tokens: (sum of lengths,) uint8, numbers of `SYMBOLS`.
         lengths: (N,) int64.
         targets: (N,) uint8, the value of each, 0 to 9.
-        depths: (N,) uint8, depth of the deepest node.
+        depths: (N,) int64, depth of the deepest node.
     """
 
     tokens: np.ndarray
@@ -186,7 +186,7 @@ def _write(levels: list[_Level], lengths: np.ndarray, g: np.random.RandomState) 
         below_value, below_size = values[d], sizes[d]
     tokens = np.empty(int(lengths.sum()), dtype=np.uint8)
     place = np.cumsum(lengths) - lengths  # where each node's text begins
-    depths = np.ones(len(lengths), dtype=np.uint8)
+    depths = np.ones(len(lengths), dtype=np.int64)
     for d, level in enumerate(levels):
         if d > 0:
             before = np.cumsum(sizes[d]) - sizes[d]
@@ -256,8 +256,8 @@ def distinct(
                 f"found only {found} distinct ListOps expressions of the {n} wanted; "
                 "allow longer or deeper ones"
             )
-    empty = np.zeros(0, dtype=np.uint8)
-    return join([Expressions(empty, np.zeros(0, dtype=np.int64), empty, empty), *parts])
+    no_tokens, no_numbers = np.zeros(0, dtype=np.uint8), np.zeros(0, dtype=np.int64)
+    return join([Expressions(no_tokens, no_numbers, no_tokens, no_numbers), *parts])
 
 
 def generate(

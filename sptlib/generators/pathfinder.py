@@ -32,6 +32,10 @@ from sptlib.seeding import frozen_generator
 VERSION = 1
 
 
+#: dashes of a curve that still fit, by side; more take long to place, or cannot be
+MAX_CONTOUR = {16: 6, 32: 18, 128: 24}
+
+
 def drawing(side: int, contour_length: int | None = None) -> Drawing:
     """The parameters for images of this size.
 
@@ -46,6 +50,11 @@ def drawing(side: int, contour_length: int | None = None) -> Drawing:
     if side not in (16, 32, 128):
         raise ConfigError(f"no Pathfinder parameters for side {side!r}; there are 16, 32 and 128")
     length = (5 if side == 16 else 14) if contour_length is None else contour_length
+    if length > MAX_CONTOUR[side]:
+        raise ConfigError(
+            f"contour_length={length} does not fit into {side}×{side} pixels beside another one; "
+            f"at most {MAX_CONTOUR[side]}"
+        )
     distractor = max(length // 3, 1)
     if side == 16:
         return Drawing(

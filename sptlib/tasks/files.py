@@ -13,10 +13,15 @@ from sptlib.tasks.base import Split
 
 
 def folder(name: str, command: str) -> Path:
-    """The folder of a data set; raises `DataError` naming the command that gets it."""
+    """The folder of a data set; raises `DataError` naming the command that gets it.
+
+    Args:
+        name: of the data set.
+        command: what follows ``sptlib data``.
+    """
     path = data_home() / name
     if not path.is_dir():
-        raise DataError(path, f"there is no such folder; `sptlib data {command} {name}` makes it")
+        raise DataError(path, f"there is no such folder; `sptlib data {command}` makes it")
     return path
 
 

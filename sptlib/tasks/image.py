@@ -133,7 +133,7 @@ def _cifar10(config: ImageConfig, seed: int) -> tuple[dict[str, Split], tuple[st
 
 
 def _cifar10_files() -> dict[str, Mapped]:
-    place = folder("cifar10", "get")
+    place = folder("cifar10", "get cifar10")
     parts = stamp(*cifar.files(place))
     found = {}
     for split in ("train", "test"):

@@ -119,7 +119,7 @@ def _marks(found: Mapped) -> set[bytes]:
 
 
 def _read(split: str, width: int) -> Mapped:
-    path = files.split_file(folder("listops", "make"), split)
+    path = files.split_file(folder("listops", "make listops"), split)
     return cached(
         f"listops-files-{split}",
         [stamp(path), width],

@@ -5,6 +5,8 @@ An image, row by row, as one sequence. Source `generated` draws with `sptlib.gen
 `files` reads the official tree from ``pathfinder/pathfinder<side>/curv_…`` in the data folder.
 """
 
+from functools import partial
+from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
@@ -13,8 +15,9 @@ from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass as validated
 from torch import Tensor
 
-from sptlib.data.cache import cached, stamp
+from sptlib.data.cache import Mapped, cached, stamp
 from sptlib.data.make import in_blocks
+from sptlib.errors import DataError
 from sptlib.formats import pathfinder as files
 from sptlib.generators import pathfinder as generated
 from sptlib.seeding import generator
@@ -22,8 +25,6 @@ from sptlib.tasks.base import STRICT, PositiveInt, Split, TaskConfig, TaskData, 
 from sptlib.tasks.files import as_split, drawn, fixed_splits, folder
 
 CLASSES = ("not connected", "connected")
-#: dashes of a curve that still fit, by side; more take long to place, or cannot be
-MAX_CONTOUR = {16: 6, 32: 18, 128: 24}
 
 
 @validated(frozen=True, kw_only=True, config=STRICT)
@@ -54,12 +55,6 @@ class PathfinderConfig(TaskConfig):
     def _possible(self):
         if self.source == "generated":
             generated.drawing(self.side, self.contour_length)
-            most = MAX_CONTOUR[self.side]
-            if self.contour_length > most:
-                raise ValueError(
-                    f"contour_length={self.contour_length} does not fit into {self.side}×"
-                    f"{self.side} pixels beside another one; at most {most}"
-                )
         if self.fresh:
             raise ValueError("fresh=True is not offered for pathfinder: drawing is too slow")
         return self
@@ -107,15 +102,19 @@ def _drawn(config: PathfinderConfig, seed: int) -> tuple[dict[str, Split], tuple
 
 
 def _read(config: PathfinderConfig, seed: int) -> tuple[dict[str, Split], tuple[str, ...]]:
-    place = folder("pathfinder", "make") / f"pathfinder{config.side}"
+    place = folder("pathfinder", "make pathfinder") / f"pathfinder{config.side}"
     difficulty = files.difficulty(config.contour_length)
     place /= difficulty
     sources = [*sorted((place / "metadata").glob("*.npy")), *sorted((place / "imgs").glob("*"))]
-    found = cached(
-        f"pathfinder{config.side}-files",
-        [difficulty, stamp(*sources)],
-        lambda: _from_tree(files.read(place)),
-    )
+
+    def load() -> Mapped:
+        make = partial(_from_tree, place, config.side)
+        return cached(f"pathfinder{config.side}-files", [difficulty, stamp(*sources)], make)
+
+    found = load()
+    if [_stamp_of(place / name) for name in found.notes["broken"]] != found.notes["stamps"]:
+        found.path.unlink()  # what was broken has been mended
+        found = load()
     everything = as_split(found)
     name = f"pathfinder{config.side}/{difficulty}"  # no path: the same cut on every machine
     pool, val, test = fixed_splits(len(everything), config.n_val, config.n_test, name)
@@ -124,8 +123,19 @@ def _read(config: PathfinderConfig, seed: int) -> tuple[dict[str, Split], tuple[
     return {name: everything.take(i) for name, i in parts.items()}, tuple(found.notes["skipped"])
 
 
-def _from_tree(tree) -> tuple[dict[str, Tensor], dict]:
-    return _tensors([tree.images], [tree.labels], len(tree.labels)), {"skipped": tree.skipped}
+def _from_tree(place: Path, side: int) -> tuple[dict[str, Tensor], dict]:
+    tree = files.read(place)
+    if tree.images.shape[1] != side**2:
+        own = round(tree.images.shape[1] ** 0.5)
+        raise DataError(place, f"holds images of {own}×{own} pixels, expected {side}×{side}")
+    broken = [str(path.relative_to(place)) for path in tree.broken]
+    stamps = [_stamp_of(path) for path in tree.broken]
+    notes = {"skipped": tree.skipped, "broken": broken, "stamps": stamps}
+    return _tensors([tree.images], [tree.labels], len(tree.labels)), notes
+
+
+def _stamp_of(path: Path) -> list:
+    return stamp(path) if path.is_file() else []
 
 
 def _tensors(images, labels, n: int) -> dict[str, Tensor]:

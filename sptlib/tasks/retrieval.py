@@ -77,7 +77,7 @@ def load(config: RetrievalConfig, seed: int) -> TaskData:
 
 
 def _aan(config: RetrievalConfig, seed: int) -> tuple[dict[str, Split], int, int]:
-    place = folder("aan", "get")
+    place = folder("aan", "get lra")
     sizes = {"train": config.n_train, "eval": config.n_val, "test": config.n_test}
     splits, n_cut, n_documents = {}, 0, 0
     for name, n in sizes.items():

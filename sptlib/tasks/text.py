@@ -155,7 +155,7 @@ def sources(source: str) -> dict[str, tuple[object, Callable]]:
     """How to read each split of a source: what it depends on, and a function that reads it."""
     if source == "reviews":
         return {"train": (package_stamp(imdb.PACKAGE, imdb.PACKAGE_FILE), _package)}
-    place = folder("imdb", "get")
+    place = folder("imdb", "get imdb")
     return {split: (imdb.stamp(place), partial(_official, place, split)) for split in imdb.SPLITS}
 
 

@@ -99,9 +99,9 @@ def test_what_is_partly_there_is_called_so(home):
     touch(home / "aan" / "new_aan_pairs.train.tsv")
     assert status("aan") == "incomplete: no new_aan_pairs.eval.tsv, new_aan_pairs.test.tsv"
     touch(home / "listops" / ".making" / "block", home / "listops" / "basic_test.tsv")
-    assert status("listops") == "partly made"
+    assert status("listops") == "partly made; repeat the `make` that was stopped"
     touch(home / "pathfinder" / "pathfinder32" / "curv_baseline" / ".making" / "block")
-    assert status("pathfinder") == "partly made"
+    assert status("pathfinder") == "partly made; repeat the `make` that was stopped"
     touch(home / "cifar10" / "cifar-10-python.tar.gz")
     assert status("image") == "cifar-10-python.tar.gz is downloaded, not unpacked"
     part = home / "imdb" / "aclImdb_v1.tar.gz.part"

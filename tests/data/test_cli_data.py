@@ -306,22 +306,6 @@ def test_make_pathfinder(home, tmp_path, made):
     ]
 
 
-def test_make_does_not_write_over_what_is_there_but_continues(home, made):
-    folder = home / "listops"
-    folder.mkdir(parents=True)
-    for split in ("train", "val", "test"):
-        (folder / f"basic_{split}.tsv").touch()
-    assert refused(call("make", "listops"), DataError, str(folder), "--out")
-    assert made == []
-    (folder / ".making").mkdir()  # it was stopped
-    assert call("make", "listops").exit_code == 0
-    tree = home / "pathfinder" / "pathfinder32" / "curv_contour_length_14"
-    for part in ("imgs", "metadata"):
-        assert call("make", "pathfinder").exit_code == 0
-        (tree / part).mkdir(parents=True)
-    assert refused(call("make", "pathfinder"), DataError, str(tree), "--out")
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

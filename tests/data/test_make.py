@@ -14,9 +14,10 @@ from click.testing import CliRunner
 from sptlib import tasks
 from sptlib.cli import main
 from sptlib.data import make
+from sptlib.errors import ConfigError, DataError
 from sptlib.formats import listops, pathfinder
 from sptlib.generators.listops import Grammar
-from sptlib.tasks import ListOpsConfig
+from sptlib.tasks import ListOpsConfig, PathfinderConfig
 
 SHORT = Grammar(max_depth=5, max_args=5, min_length=3, max_length=40)
 SIZES = {"train": 5000, "val": 50, "test": 60}
@@ -109,6 +110,89 @@ def test_blocks_of_another_set_are_not_used(tmp_path):
     make.listops(tmp_path / "a", SIZES, 2, 1, None, SHORT)
     make.listops(tmp_path / "b", SIZES, 2, 1, None, SHORT)
     assert content(tmp_path / "a") == content(tmp_path / "b")
+
+
+def test_nothing_that_is_there_is_overwritten(tmp_path):
+    official = tmp_path / "x" / "basic_train.tsv.gz"
+    official.parent.mkdir()
+    official.write_bytes(b"precious")
+    with pytest.raises(DataError, match=r"basic_train\.tsv\.gz: there is a set already"):
+        make.listops(tmp_path / "x", SIZES, 0, 1, None, SHORT)
+    assert content(tmp_path / "x") == {official.name: hashlib.sha256(b"precious").hexdigest()}
+    make.pathfinder(tmp_path / "p", 16, 5, 30, 0, 1)
+    before = content(tmp_path / "p")
+    with pytest.raises(DataError, match="there is a set already"):
+        make.pathfinder(tmp_path / "p", 16, 5, 30, 1, 1)
+    assert content(tmp_path / "p") == before
+
+
+def test_an_unfinished_set_is_not_mixed_with_another_and_not_read(tmp_path, monkeypatch):
+    """Stopped while its images were being written; then somebody tries another seed."""
+    place = tmp_path / "pathfinder" / "pathfinder16" / "curv_contour_length_5"
+    monkeypatch.setenv("SPTLIB_DATA", str(tmp_path))
+    original = pathfinder.write
+
+    def stop(folder, images, labels, drawing):
+        original(folder, images[:20], labels[:20], drawing)
+        raise StopError
+
+    monkeypatch.setattr(pathfinder, "write", stop)
+    with pytest.raises(StopError):
+        make.pathfinder(place, 16, 5, 30, 0, 1)
+    monkeypatch.setattr(pathfinder, "write", original)
+    with pytest.raises(DataError, match="an unfinished set of other parameters"):
+        make.pathfinder(place, 16, 5, 30, 1, 1)
+    done = CliRunner().invoke(main, ["data", "check", "pathfinder"])
+    assert (done.exit_code, "this set is unfinished" in done.output) == (1, True)
+    assert "partly made" in CliRunner().invoke(main, ["data", "list"]).output
+    task = PathfinderConfig(source="files", side=16, contour_length=5, n_train=10, n_val=4,
+                            n_test=6)  # fmt: skip
+    with pytest.raises(DataError, match="this set is unfinished"):
+        tasks.load(task, 0)
+    make.pathfinder(place, 16, 5, 30, 0, 1)
+    make.pathfinder(tmp_path / "whole", 16, 5, 30, 0, 1)
+    assert content(place) == content(tmp_path / "whole")
+    assert len(tasks.load(task, 0).train) == 10
+
+
+def test_two_at_once_do_not_meddle(tmp_path):
+    tried = []
+
+    def second(done: int, total: int) -> None:
+        if not tried:
+            with pytest.raises(DataError, match="another process is making this set"):
+                make.listops(tmp_path / "x", SIZES, 1, 1, None, SHORT)
+            tried.append(done)
+
+    make.listops(tmp_path / "x", SIZES, 0, 1, second, SHORT)
+    assert tried
+    make.listops(tmp_path / "y", SIZES, 0, 1, None, SHORT)
+    assert content(tmp_path / "x") == content(tmp_path / "y")
+
+
+@pytest.mark.parametrize("damage", [b"", b"text", b"PK\x03\x04 half an archive"])
+def test_damaged_blocks_are_made_anew(tmp_path, damage):
+    def stop(done: int, total: int) -> None:
+        raise StopError
+
+    with pytest.raises(StopError):
+        make.listops(tmp_path / "x", SIZES, 0, 1, stop, SHORT)
+    (block,) = (tmp_path / "x").rglob("*.npz")
+    block.write_bytes(damage)
+    make.listops(tmp_path / "x", SIZES, 0, 1, None, SHORT)
+    assert listops.check(tmp_path / "x").faults == []
+
+
+def test_a_contour_that_does_not_fit_leaves_nothing(tmp_path):
+    with pytest.raises(ConfigError, match="contour_length=99 does not fit into 16×16"):
+        make.pathfinder(tmp_path / "x", 16, 99, 10)
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match=r"file.*cannot be written .*another folder by --out"):
+        make.listops(tmp_path / "file", SIZES, 0, 1, None, SHORT)
 
 
 def test_killed_in_the_middle_and_started_again(tmp_path):

@@ -106,6 +106,7 @@ def test_line_ends_and_marks_do_not_matter(tmp_path, change):
 FAULTS = [
     (b"", "basic_val.tsv: the file is empty"),
     (HEAD, "holds a header and no rows"),
+    (HEAD + b"\r\n\r\n", "holds a header and no rows"),
     (b"source\ttarget\r\n" + GOOD, ":1: the header is 'source\\ttarget'"),
     (GOOD, ":1: the header is "),
     (HEAD + GOOD + b"( 1 )\r\n", ":3: 1 tab-separated columns, expected 2"),
@@ -139,6 +140,13 @@ def test_truncated_gzip_is_named(tmp_path):
     (tmp_path / "basic_val.tsv.gz").write_bytes(packed[: len(packed) // 2])
     (fault,) = listops.check(tmp_path).faults
     assert "damaged or cut off after line" in fault
+
+
+def test_deep_lists_are_read(tmp_path):
+    row = "[MAX 1 " * 300 + "7" + " X" * 300
+    folder(tmp_path, test=HEAD + f"{row}\t7\r\n".encode())
+    assert listops.check(tmp_path).faults == []
+    assert listops.read(tmp_path / "basic_test.tsv").depths.tolist() == [301]
 
 
 def test_missing_file_names_the_command(tmp_path):

@@ -280,7 +280,7 @@ def test_no_image_at_all_is_a_fault(tree):
         pathfinder.read(tree)
     for path in tree.rglob("*.npy"):
         path.write_bytes(b"\n\n")
-    with pytest.raises(DataError, match="all files are empty"):
+    with pytest.raises(DataError, match="is empty; expected a row"):
         pathfinder.read(tree)
 
 

@@ -379,6 +379,8 @@ def test_drawings_that_would_not_be_decidable_are_refused(change, words):
 def test_what_does_not_fit_is_said(monkeypatch):
     monkeypatch.setattr("sptlib.generators.pathfinder_layout.MAX_ROUNDS", 200)
     with pytest.raises(ConfigError, match="do not fit into 16×16"):
-        draw(drawing(16, 12), 1, 0)
+        draw(replace(drawing(16), contour_length=12), 1, 0)
+    with pytest.raises(ConfigError, match="contour_length=12 does not fit into 16×16"):
+        drawing(16, 12)
     with pytest.raises(ConfigError, match="at least one"):
         draw(drawing(16), 0, 0)
