@@ -34,7 +34,7 @@ from sptlib.tasks import (
 )
 from sptlib.tasks.text import turned, windows
 
-RECIPES = [r for r in presets.RECIPES if r != "neighbor"]
+RECIPES = [r for r in presets.RECIPES if r not in ("neighbor", "listops:long")]
 SPLITS = ("unlabelled", "train", "val", "test")
 REVIEWS = {"source": "reviews", "alphabet": "simple"}
 
