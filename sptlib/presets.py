@@ -97,7 +97,7 @@ def _mini_listops() -> Run:
         ),
         {"width": 64, "n_layers": 2, "n_heads": 4},
         {"epochs": 3.2, "lr": 5e-3, "batch_size": 32, "mask_ratio": 0.15},
-        {"epochs": 2.4, "lr": 1e-3, "batch_size": 32, "n_evals": 15},
+        {"epochs": 2.4, "lr": 2e-3, "batch_size": 32, "n_evals": 15},
     )  # fmt: skip
 
 
@@ -107,7 +107,7 @@ def _mini_listops_long() -> Run:
         ListOpsConfig(n_train=20_000, n_val=1000, n_test=2000, min_length=100, max_length=200),
         {"width": 64, "n_layers": 2, "n_heads": 4},
         {"epochs": 4.0, "lr": 5e-3, "batch_size": 32, "mask_ratio": 0.15},
-        {"epochs": 3.2, "lr": 1e-3, "batch_size": 32, "n_evals": 20},
+        {"epochs": 3.2, "lr": 2e-3, "batch_size": 32, "n_evals": 20},
     )
 
 
@@ -121,7 +121,7 @@ def _mini_pathfinder() -> Run:
             "epochs": 2.4, "lr": 5e-3, "batch_size": 16, "mask_ratio": 0.5,
             "criterion": "loss",  # nearly nine pixels in ten are black
         },
-        {"epochs": 1.6, "lr": 2e-3, "batch_size": 16},
+        {"epochs": 1.6, "lr": 1e-3, "batch_size": 16},
     )  # fmt: skip
 
 
@@ -133,7 +133,7 @@ def _mini_text() -> Run:
         ),
         {"width": 32, "n_layers": 1, "n_heads": 2},
         {"epochs": 1.6, "lr": 5e-3, "batch_size": 16, "mask_ratio": 0.15},
-        {"epochs": 1.2, "lr": 2e-3, "batch_size": 16, "n_evals": 15},
+        {"epochs": 1.2, "lr": 1e-3, "batch_size": 16, "n_evals": 15},
     )  # fmt: skip
 
 
@@ -145,7 +145,7 @@ def _mini_text_direction() -> Run:
         ),
         {"width": 32, "n_layers": 1, "n_heads": 2},
         {"epochs": 8.0, "lr": 5e-3, "batch_size": 16, "mask_ratio": 0.2, "warmup_steps": 50},
-        {"epochs": 1.6, "lr": 5e-3, "batch_size": 16, "warmup_steps": 50},
+        {"epochs": 1.6, "lr": 2e-3, "batch_size": 16, "warmup_steps": 50},
     )  # fmt: skip
 
 
@@ -157,7 +157,7 @@ def _mini_retrieval() -> Run:
         ),
         {"width": 32, "n_layers": 1, "n_heads": 2, "head_norm": "batch"},
         {"epochs": 0.8, "lr": 5e-3, "batch_size": 16, "mask_ratio": 0.15},
-        {"epochs": 1.2, "lr": 2e-3, "batch_size": 16, "n_evals": 15},
+        {"epochs": 1.2, "lr": 1e-3, "batch_size": 16, "n_evals": 15},
     )  # fmt: skip
 
 

@@ -193,6 +193,10 @@ def test_a_single_training_has_the_chosen_rates_too():
         run = presets.classroom(task)
         assert run.pretrain.lr == module.CHOSEN["pretraining"]
         assert run.finetune.lr == module.CHOSEN["SPT"]
+    for task, recipe in replication.TASKS.items():
+        run = presets.study(recipe)
+        assert run.pretrain.lr == replication.CHOSEN[task]["pretraining"]
+        assert run.finetune.lr == replication.CHOSEN[task]["SPT"]
 
 
 # --- replication ----------------------------------------------------------------------------------
