@@ -198,10 +198,14 @@ def frame_short(results: Sequence[Result], rows: pd.DataFrame) -> pd.DataFrame:
     The rate is the one chosen for the long training. Where none of its evaluations falls there,
     there is no row.
     """
+    places = {
+        arm: {(r.labels["task"], r.entry.spec.seed): r for r in results if r.labels["arm"] == arm}
+        for arm in ("SPT", SHORT)
+    }
     steps = {
-        (r.labels["task"], r.entry.spec.seed): label_steps(r.entry.spec)
-        for r in results
-        if r.labels["arm"] == "SPT"
+        place: label_steps(result.entry.spec)
+        for place, result in places["SPT"].items()
+        if place not in places[SHORT]  # there it is a training of its own
     }
     short = []
     for result, row in zip(results, rows.to_dict("records"), strict=True):

@@ -87,6 +87,6 @@ def test_a_tree_has_operators_above_the_middle_of_their_arguments():
 
 
 def test_dots_alone_tell_little():
-    """Trees on coordinates from 600 images: near chance, and far from the label."""
+    """A forest on coordinates from 600 images: near chance, and far from the label."""
     found = describe.dots_alone(presets.smoke("pathfinder").task, 600)
     assert found == pytest.approx(0.5, abs=0.13)
