@@ -326,17 +326,18 @@ def _tree(tokens: Sequence[str], close: str) -> tuple[list, list, int]:
     return place, parent, deepest
 
 
-def labelled_images(images: np.ndarray, titles: Sequence[str]) -> Figure:
+def labelled_images(images: np.ndarray, titles: Sequence[str], per_row: int = 5) -> Figure:
     """Square grey images side by side, each with its label.
 
     Args:
         images: (n, side²) in [0, 1]; 1 is white.
         titles: one per image.
+        per_row: most images in a row.
     """
     use_style()
     side = round(images.shape[1] ** 0.5)
-    fig, axes = plt.subplots(1, len(images), figsize=(1.55 * len(images), 1.9), squeeze=False)
-    for ax, image, title in zip(axes[0], images, titles, strict=True):
+    fig, axes = _panels(len(images), per_row, (1.6, 1.9))
+    for ax, image, title in zip(axes, images, titles, strict=True):
         ax.imshow(image.reshape(side, side), cmap="gray", vmin=0, vmax=1)
         ax.set(xticks=[], yticks=[])
         ax.set_title(title, fontsize=9)

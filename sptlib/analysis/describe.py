@@ -60,7 +60,7 @@ def statistics(named: dict[str, TaskData]) -> pd.DataFrame:
                 "symbols": data.vocab_size or f"{int(data.scale) + 1} levels",
                 "classes": data.n_classes,
                 "share of a class": f"{float(share.min()):.2f}–{float(share.max()):.2f}",
-                "cut": " ".join(data.notes) or "none",
+                "cut": " ".join(n.split(" sequences were cut")[0] for n in data.notes) or "none",
             }
         )
     return pd.DataFrame(rows).set_index("task")

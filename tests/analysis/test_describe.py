@@ -35,7 +35,7 @@ def test_statistics_have_a_row_per_task(data):
     assert table.loc["retrieval", "training, validation, test"] == "64, 32, 32"
     assert table.loc["neighbor", "positions"] == "16"
     assert table.loc["listops", "positions"].startswith("4–")
-    assert table.loc["text", "cut"].startswith("24,902 of 24,902")
+    assert table.loc["text", "cut"] == "24,902 of 24,902"
     assert table.loc["text:direction", "share of a class"] == "0.50–0.50"
 
 
