@@ -186,6 +186,23 @@ def pretrainings(results: Sequence[Result], store: Store, **labels: object) -> l
     ]
 
 
+def starts(results: Sequence[Result], store: Store | Study, **labels: object) -> pd.DataFrame:
+    """What each seed's pretraining had learned, beside what SPT made of it."""
+    spt = {r.entry.spec.seed: r for r in results if r.labels == {**labels, "arm": "SPT"}}
+    rows = []
+    for seed, result in spt.items():
+        shared = store.get(result.entry.spec.pretraining).result
+        rows.append(
+            {
+                "seed": seed,
+                "validation loss of reconstruction": shared["val_loss"],
+                "hidden symbols restored": shared.get("val_accuracy"),
+                "test accuracy after SPT": result.entry.result["test_accuracy"],
+            }
+        )
+    return pd.DataFrame(rows).set_index("seed").round(3) if rows else pd.DataFrame()
+
+
 def pretraining_curves(results: Sequence[Result], store: Store, **labels: object) -> list:
     """The loss of every seed's pretraining, one table per seed."""
     return [losses(r.entry, "pretrain") for r in pretrainings(results, store, **labels)]

@@ -84,6 +84,15 @@ def counts(split: Split, n_symbols: int) -> np.ndarray:
     return np.hstack([u, v, np.abs(u - v)])
 
 
+def symbol_entropy(data: TaskData) -> float:
+    """Entropy (nats) of single symbols: the loss of a reconstruction that looks at nothing."""
+    flat = data.unlabelled
+    length = flat.length if flat.length is not None else torch.full((len(flat),), flat.x.shape[-1])
+    found = counts(flat, data.vocab_size) * length.numpy()[:, None]
+    share = found.sum(0)[found.sum(0) > 0] / found.sum()
+    return float(-(share * np.log(share)).sum())
+
+
 def counting(data: TaskData) -> float:
     """Test accuracy of a logistic regression that sees how often each symbol occurs, and no order.
 

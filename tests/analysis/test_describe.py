@@ -61,6 +61,15 @@ def test_counting_finds_what_counts_tell_and_nothing_else():
     assert describe.most_frequent(told) == pytest.approx(float((y[300:] == 0).float().mean()))
 
 
+def test_entropy_of_single_symbols():
+    walk = tasks.load(NeighborConfig(n_train=500), 0)
+    assert describe.symbol_entropy(walk) == pytest.approx(np.log(10), abs=1e-3)
+    split = Split(torch.tensor([[0, 0, 1, 9], [1, 9, 9, 9]]), torch.zeros(2), torch.tensor([3, 1]))
+    parts = dict.fromkeys(("unlabelled", "train", "val", "test"), split)
+    two = tasks.TaskData(kind="tokens", n_classes=2, max_len=4, vocab_size=10, **parts)
+    assert describe.symbol_entropy(two) == pytest.approx(np.log(2))
+
+
 def test_one_of_each_class_in_order():
     split = Split(torch.zeros(6, 1), torch.tensor([1, 0, 2, 1, 0, 2]))
     assert describe.one_of_each(split, 3).tolist() == [1, 0, 2]
