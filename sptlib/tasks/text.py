@@ -65,8 +65,8 @@ def load(config: TextConfig, seed: int) -> TaskData:
     `imdb` has a test half of its own, and validation texts are a fixed part of its training half;
     `reviews` is one set, of which both are fixed parts.
     """
-    windows = config.label == "direction"
-    found = texts(config.source, config.alphabet, config.max_len, windows)
+    pieces = config.label == "direction"
+    found = texts(config.source, config.alphabet, config.max_len, pieces)
     everything, held_out = as_split(found["train"]), as_split(found.get("test", found["train"]))
     n_test = 0 if "test" in found else config.n_test
     pool, val, test = fixed_splits(len(everything), config.n_val, n_test, config.source)
