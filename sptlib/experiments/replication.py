@@ -189,7 +189,11 @@ def table(results: Sequence[Result]) -> pd.DataFrame:
     if not results:
         return pd.DataFrame(columns=[*GROUP_BY, "seed", "steps", "test_accuracy", "train_loss"])
     rows = frame(results)
-    return pd.concat([rows, frame_short(results, rows)], ignore_index=True)
+    rows = pd.concat([rows, frame_short(results, rows)], ignore_index=True)
+    order = {"task": list(TASKS), "arm": ["scratch", SHORT, "SPT"]}
+    return rows.sort_values(
+        [*GROUP_BY, "seed"], key=lambda c: c.map(order[c.name].index) if c.name in order else c
+    ).reset_index(drop=True)
 
 
 def frame_short(results: Sequence[Result], rows: pd.DataFrame) -> pd.DataFrame:

@@ -230,7 +230,7 @@ def test_the_short_row_is_a_training_of_that_length(store):
     cases = replication.cases("smoke", 1, tasks=["text:direction"])
     results = base.collect(cases, store, workers=1)
     table = replication.table(results).set_index("arm")
-    assert table.index.tolist() == ["scratch", "SPT", replication.SHORT]
+    assert table.index.tolist() == ["scratch", replication.SHORT, "SPT"]
     runs = {c.labels["arm"]: c.run for c in cases}
     short = replace(runs["SPT"], pretrain=None, finetune=replace(
         runs["SPT"].finetune, lr=runs["scratch"].finetune.lr))  # fmt: skip
