@@ -31,7 +31,9 @@ def training_seconds(results: Sequence[Result], store: Store | Study) -> float:
     return sum(e.environment["seconds"] for e in entries.values())
 
 
-def scale(preset: str, results: Sequence[Result], store: Store | Study) -> Markdown:
+def scale(
+    preset: str, results: Sequence[Result], store: Store | Study, what: str = "this page"
+) -> Markdown:
     """One line: preset, seeds, Runs, training time, device."""
     seeds = sorted({r.entry.spec.seed for r in results})
     devices = sorted({r.entry.environment["device"] for r in results})
@@ -39,7 +41,7 @@ def scale(preset: str, results: Sequence[Result], store: Store | Study) -> Markd
     n = len({r.entry.key for r in results})
     minutes = training_seconds(results, store) / 60
     return Markdown(
-        f"**Scale of this page**: preset `{preset}`; seeds {seeds[0]}–{seeds[-1]} "
+        f"**Scale of {what}**: preset `{preset}`; seeds {seeds[0]}–{seeds[-1]} "
         f"(n = {len(seeds)}); {n} Runs, {minutes:.1f} minutes of training on "
         f"{'/'.join(devices)} with {'/'.join(map(str, threads))} thread per Run. "
         "This is not the paper's scale."

@@ -135,7 +135,7 @@ def _describe(split: str, path: Path, report: Report, faults: list[DataError]) -
         )
         n_empty = lengths.count(0)
         if n_empty:
-            report.notes.append(f"{split}: {n_empty:,} texts are empty")
+            report.notes.append(f"{split}: empty texts: {n_empty:,}")
     if n < OFFICIAL[split]:
         report.notes.append(f"{split}: {n:,} pairs; the official set has {OFFICIAL[split]:,}")
 

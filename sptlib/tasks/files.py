@@ -20,8 +20,8 @@ def folder(name: str, command: str) -> Path:
         command: what follows ``sptlib data``.
     """
     path = data_home() / name
-    if not path.is_dir():
-        raise DataError(path, f"there is no such folder; `sptlib data {command}` makes it")
+    if not path.is_dir() or not any(path.iterdir()):
+        raise DataError(path, f"there is nothing; `sptlib data {command}` gets it")
     return path
 
 

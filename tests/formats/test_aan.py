@@ -124,7 +124,7 @@ def test_an_empty_text_is_read_and_noted(tmp_path):
     root = folder(tmp_path / "x", eval=GOOD + b"1\tA\tB\t\t \r\n")
     found = aan.read(root / "new_aan_pairs.eval.tsv")
     assert (found.texts1[-1], found.texts2[-1]) == (b"", b" ")
-    assert "eval: 1 texts are empty" in aan.check(root).notes
+    assert "eval: empty texts: 1" in aan.check(root).notes
 
 
 @pytest.mark.parametrize(("line", "message"), FAULTS)
@@ -199,5 +199,5 @@ def test_sample():
         assert sum(not t for t in found.texts1 + found.texts2) == (split == "eval")
     report = aan.check(SAMPLE.parent)
     assert report.faults == []
-    assert "eval: 1 texts are empty" in report.notes
+    assert "eval: empty texts: 1" in report.notes
     assert len(report.notes) == 4
