@@ -4,7 +4,7 @@ smoke runs everything and shows nothing; classroom is what a reader re-runs live
 versions of every task, and more seeds; paper has the published sizes. A preset gives the Run with
 self-pretraining; the experiments derive their other arms from it.
 
-A recipe is named by its task, or by task and variant: ``text:direction``, ``listops:long``.
+A recipe is named by its task, or by task and label where a task has two: ``text:direction``.
 """
 
 from collections.abc import Callable
@@ -26,8 +26,8 @@ from sptlib.tasks.base import TaskConfig
 #: seeds 0 … n−1 of each preset
 N_SEEDS = {"smoke": 2, "classroom": 5, "study": 10, "paper": 5}
 
-#: every task, and the variants that have a recipe of their own
-RECIPES = (*tasks.CONFIGS, "text:direction", "listops:long")
+#: every task, and the second label of the one that has two
+RECIPES = (*tasks.CONFIGS, "text:direction")
 
 _TINY = {"n_train": 64, "n_val": 32, "n_test": 32}
 
@@ -37,8 +37,7 @@ def _smoke_task(recipe: str) -> TaskConfig:
     if name == "neighbor":
         return NeighborConfig(**_TINY, length=16)
     if name == "listops":
-        longest = 25 if label == "long" else 17
-        return ListOpsConfig(**_TINY, max_depth=3, max_args=3, min_length=3, max_length=longest)
+        return ListOpsConfig(**_TINY, max_depth=3, max_args=3, min_length=3, max_length=17)
     if name == "image":
         return ImageConfig(n_train=96, n_val=40, n_test=40, n_labels=48)
     if name == "pathfinder":
@@ -101,16 +100,6 @@ def _mini_listops() -> Run:
     )  # fmt: skip
 
 
-def _mini_listops_long() -> Run:
-    """Longer expressions from the published grammar, with more training; eight minutes a Run."""
-    return _mini(
-        ListOpsConfig(n_train=20_000, n_val=1000, n_test=2000, min_length=100, max_length=200),
-        {"width": 64, "n_layers": 2, "n_heads": 4},
-        {"epochs": 4.0, "lr": 5e-3, "batch_size": 32, "mask_ratio": 0.15},
-        {"epochs": 3.2, "lr": 2e-3, "batch_size": 32, "n_evals": 20},
-    )
-
-
 def _mini_pathfinder() -> Run:
     return _mini(
         PathfinderConfig(
@@ -164,7 +153,6 @@ def _mini_retrieval() -> Run:
 #: small versions of the tasks
 MINI: dict[str, Callable[[], Run]] = {
     "listops": _mini_listops,
-    "listops:long": _mini_listops_long,
     "pathfinder": _mini_pathfinder,
     "text": _mini_text,
     "text:direction": _mini_text_direction,

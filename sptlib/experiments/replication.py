@@ -37,19 +37,13 @@ TASKS: dict[str, str] = {
     "Retrieval": "retrieval",
     "Text": "text",
     "Text, direction": "text:direction",
-    "ListOps, longer": "listops:long",
 }
-#: the five of the LRA; the others are this project's
+#: the five of the LRA; the other is this project's
 LRA = ("ListOps", "Image", "Pathfinder", "Retrieval", "Text")
 #: what is run live at the classroom preset, to save time
 LIVE = ("Image", "Text, direction")
-#: the rows of the presets that do not have all of them; at the published length, ListOps has one
-ROWS = {
-    "classroom": LIVE,
-    "paper": tuple(name for name in TASKS if name != "ListOps, longer"),
-}
 #: accuracy of guessing, by task; the classes are about equally frequent
-CHANCE = {name: 0.1 if name.startswith(("ListOps", "Image")) else 0.5 for name in TASKS}
+CHANCE = {name: 0.1 if name in ("ListOps", "Image") else 0.5 for name in TASKS}
 #: and its loss (nats)
 GUESSING = {name: -math.log(share) for name, share in CHANCE.items()}
 
@@ -71,11 +65,8 @@ CHOSEN: dict[str, dict[str, float]] = {
     "Text": {"pretraining": 5e-3, "scratch": 2e-3, "SPT": 1e-3},
     "Text, direction": {"pretraining": 5e-3, "scratch": 5e-3, "SPT": 2e-3},
 }
-CHOSEN["ListOps, longer"] = CHOSEN["ListOps"]  # too long to be searched for itself
 #: whose rates were searched here
-SEARCHED = tuple(name for name in TASKS if name not in ("Image", "ListOps, longer"))
-#: seeds of the study where a Run takes very long
-FEWER_SEEDS = {"ListOps, longer": 3}
+SEARCHED = tuple(name for name in TASKS if name != "Image")
 
 SHORT = few_labels.SHORT
 
@@ -122,12 +113,6 @@ def check(tasks: Sequence[str]) -> tuple[str, ...]:
     return tuple(name for name in TASKS if name in wanted)
 
 
-def n_seeds(preset: str, task: str) -> int:
-    """How many seeds a row of the table has."""
-    most = N_SEEDS[preset]
-    return min(most, FEWER_SEEDS.get(task, most)) if preset == "study" else most
-
-
 def cases(
     preset: str = "classroom",
     seeds: int = 0,
@@ -144,11 +129,11 @@ def cases(
         tasks: rows of the table, or their recipes; empty = all (at the classroom preset: `LIVE`).
     """
     presets.check(preset)
-    chosen = check(tasks) if tasks else ROWS.get(preset, tuple(TASKS))
+    chosen = check(tasks) if tasks else (LIVE if preset == "classroom" else tuple(TASKS))
     return [
         Case({"task": task, "arm": arm}, make(arm, task, base, preset))
         for task in chosen
-        for seed in seed_list(seeds or n_seeds(preset, task))
+        for seed in seed_list(seeds or N_SEEDS[preset])
         for base in [base_run(preset, task, seed, n_layers)]
         for arm in (ARMS if task in SEARCHED else (*ARMS, SHORT))
     ]

@@ -10,6 +10,7 @@ down from the roots.
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import pairwise
 
 import numpy as np
 
@@ -17,13 +18,13 @@ from sptlib.errors import ConfigError
 from sptlib.seeding import frozen_generator
 
 #: bump it when the same stream gives other expressions
-VERSION = 1
+VERSION = 2
 
 #: the symbols in the order of their token numbers; X closes an operator's list
 SYMBOLS = (*"0123456789", "[MIN", "[MAX", "[MED", "[SM", "X")
 MIN, MAX, MED, SM, CLOSE = range(10, 15)
 #: expressions that a block starts with, most of which are too short
-CANDIDATES = 8192
+CANDIDATES = 2048
 #: give up on finding more distinct expressions after so many blocks without a new one
 PATIENCE = 20
 
@@ -35,7 +36,7 @@ class Grammar:
     Attributes:
         max_depth: of a node, the root's being 1; nodes at this depth are digits.
         max_args: most arguments of an operator; the fewest are 2.
-        min_length: expressions are longer than this.
+        min_length: expressions are longer than this, which is at least 1: a digit is none.
         max_length: expressions are shorter than this. Length counts operators, digits and closing
             brackets, no parentheses.
         p_operator: probability that a node above ``max_depth`` is an operator.
@@ -102,12 +103,17 @@ def join(parts: Iterable[Expressions]) -> Expressions:
 
 @dataclass
 class _Level:
-    """All nodes of one depth: their tree, their parent's place in the level above, their kind."""
+    """The operators of one depth: their tree, whose argument they are in the level above, the how
+    manieth, and how many arguments they have."""
 
     tree: np.ndarray
     parent: np.ndarray
-    is_op: np.ndarray
+    within: np.ndarray
     n_args: np.ndarray
+
+    def place(self, above: "_Level") -> np.ndarray:
+        """Where these operators are among all arguments of the level above."""
+        return (np.cumsum(above.n_args) - above.n_args)[self.parent] + self.within
 
 
 def block(grammar: Grammar, index: int, *stream: str | int) -> Expressions:
@@ -121,96 +127,130 @@ def block(grammar: Grammar, index: int, *stream: str | int) -> Expressions:
     g = frozen_generator(*stream, index)
     levels, lengths = _grow(grammar, g)
     fits = (lengths > grammar.min_length) & (lengths < grammar.max_length)
-    levels = _keep(levels, fits)
-    lengths = lengths[fits]
-    return _write(levels, lengths, g)
+    return _write(_keep(levels, fits), lengths[fits], g)
+
+
+def _uniform(g: np.random.RandomState, n: int) -> np.ndarray:
+    """n numbers from 0 to 2^32 - 1; raw bytes are the generator's fastest product."""
+    return np.frombuffer(g.bytes(4 * n), dtype="<u4")
+
+
+def _below(g: np.random.RandomState, n: int, bound: int) -> np.ndarray:
+    """n integers from 0 to bound - 1; their probabilities differ by at most 2^-16."""
+    raw = np.frombuffer(g.bytes(2 * n), dtype="<u2").astype(np.uint32)
+    return ((raw * np.uint32(bound)) >> 16).astype(np.int64)
 
 
 def _grow(grammar: Grammar, g: np.random.RandomState) -> tuple[list[_Level], np.ndarray]:
-    """The shapes of a block's trees, and the length of each; too long ones are cut short."""
-    lengths = np.zeros(CANDIDATES, dtype=np.int64)
-    tree, parent = np.arange(CANDIDATES), np.zeros(CANDIDATES, dtype=np.int64)
+    """The operators of a block's trees, and the length of each; too long ones are cut short.
+
+    Only operators are nodes here: an argument that is none is a digit. Every tree begins with an
+    operator, since a digit alone is too short.
+    """
+    threshold = round(grammar.p_operator * 2**32)
+    tree = np.arange(CANDIDATES)
+    parent = within = np.zeros(CANDIDATES, dtype=np.int64)
+    lengths = np.ones(CANDIDATES, dtype=np.int64)
     levels: list[_Level] = []
-    for depth in range(1, grammar.max_depth + 1):
-        n = len(tree)
-        is_op = g.random_sample(n) < (grammar.p_operator if depth < grammar.max_depth else 0.0)
-        n_args = np.where(is_op, g.randint(2, grammar.max_args + 1, n), 0)
-        lengths += np.bincount(tree, np.where(is_op, 2, 1), CANDIDATES).astype(np.int64)
-        levels.append(_Level(tree, parent, is_op, n_args))
+    for depth in range(1, grammar.max_depth):
+        n_args = 2 + _below(g, len(tree), grammar.max_args - 1)
+        # an operator adds itself, its closing bracket and its arguments, and is one already
+        lengths += np.bincount(tree, 1 + n_args, CANDIDATES).astype(np.int64)
+        levels.append(_Level(tree, parent, within, n_args))
+        if depth + 1 == grammar.max_depth:
+            break  # all arguments are digits
         # what is too long already need not grow on
-        growing = n_args * (lengths < grammar.max_length)[tree]
-        parent, tree = np.repeat(np.arange(n), growing), np.repeat(tree, growing)
+        n_growing = n_args * (lengths < grammar.max_length)[tree]
+        is_op = _uniform(g, int(n_growing.sum())) < threshold
+        found = np.flatnonzero(is_op)
+        ends = np.cumsum(n_growing)
+        parent = np.searchsorted(ends, found, side="right")
+        within = found - (ends - n_growing)[parent]
+        tree = tree[parent]
     return levels, lengths
 
 
 def _keep(levels: list[_Level], fits: np.ndarray) -> list[_Level]:
     """The levels without the trees that do not fit, renumbered."""
     number = np.cumsum(fits) - 1
-    kept, place = [], np.zeros(0, dtype=np.int64)
+    kept: list[_Level] = []
+    moved = np.zeros(1, dtype=np.int64)  # the new numbers of the level above
     for level in levels:
         of_tree = fits[level.tree]
-        parent = level.parent[of_tree]
         kept.append(
             _Level(
                 number[level.tree[of_tree]],
-                place[parent] if kept else parent,
-                level.is_op[of_tree],
+                moved[level.parent[of_tree]],
+                level.within[of_tree],
                 level.n_args[of_tree],
             )
         )
-        place = np.cumsum(of_tree) - 1
+        moved = np.cumsum(of_tree) - 1
     return kept
 
 
 def _write(levels: list[_Level], lengths: np.ndarray, g: np.random.RandomState) -> Expressions:
     """Draw digits and operators; values and sizes from the leaves up, places from the roots down.
 
-    Siblings lie side by side in their level, in order, so that an operator's arguments are one
-    piece of the next level.
+    The arguments of a level's operators lie side by side, in order, so that those of one operator
+    are one piece.
     """
-    kinds = [
-        np.where(x.is_op, g.randint(MIN, SM + 1, len(x.tree)), g.randint(0, 10, len(x.tree)))
-        for x in levels
-    ]
-    values: list[np.ndarray] = [np.empty(0)] * len(levels)
-    sizes: list[np.ndarray] = [np.empty(0)] * len(levels)
-    below_value = below_size = np.zeros(0, dtype=np.int64)
+    n_arguments = [int(level.n_args.sum()) for level in levels]
+    places = [below.place(level) for level, below in pairwise(levels)]  # of operators as arguments
+    digits = [_below(g, n, 10).astype(np.uint8) for n in n_arguments]
+    operators = [(MIN + _below(g, len(level.tree), 4)).astype(np.uint8) for level in levels]
+    values: list[np.ndarray] = [np.empty(0)] * len(levels)  # of the operators of a level
+    sizes: list[np.ndarray] = [np.empty(0)] * len(levels)  # symbols, from operator to bracket
+    argument_sizes: list[np.ndarray] = [np.empty(0)] * len(levels)
     for d in range(len(levels) - 1, -1, -1):
-        is_op, n_args = levels[d].is_op, levels[d].n_args
-        values[d], sizes[d] = kinds[d].copy(), np.ones(len(is_op), dtype=np.int64)
-        if is_op.any():
-            counts = n_args[is_op]
-            starts = np.cumsum(counts) - counts
-            values[d][is_op] = _apply(kinds[d][is_op], below_value, starts, counts)
-            sizes[d][is_op] = 2 + np.add.reduceat(below_size, starts)
-        below_value, below_size = values[d], sizes[d]
+        args, size = digits[d].copy(), np.ones(n_arguments[d], dtype=np.int32)
+        if d < len(places):
+            args[places[d]] = values[d + 1]
+            size[places[d]] = sizes[d + 1]
+        argument_sizes[d] = size
+        n_args = levels[d].n_args
+        starts = np.cumsum(n_args) - n_args
+        values[d] = _apply(operators[d], args, starts, n_args)
+        sizes[d] = 2 + np.add.reduceat(size, starts) if len(starts) else size
     tokens = np.empty(int(lengths.sum()), dtype=np.uint8)
-    place = np.cumsum(lengths) - lengths  # where each node's text begins
-    depths = np.ones(len(lengths), dtype=np.int64)
+    begin = np.cumsum(lengths) - lengths  # where the text of each operator of the level begins
+    depths = np.full(len(lengths), 2, dtype=np.int64)
     for d, level in enumerate(levels):
-        if d > 0:
-            before = np.cumsum(sizes[d]) - sizes[d]
-            first = np.flatnonzero(np.diff(level.parent, prepend=-1))  # first argument of each list
-            n_siblings = np.diff(first, append=len(level.parent))
-            within = before - np.repeat(before[first], n_siblings)
-            place = place[level.parent] + 1 + within
-            depths[level.tree] = d + 1
-        tokens[place] = kinds[d]
-        tokens[(place + sizes[d] - 1)[level.is_op]] = CLOSE
-    return Expressions(tokens, lengths, values[0].astype(np.uint8), depths)
+        tokens[begin] = operators[d]
+        tokens[begin + sizes[d] - 1] = CLOSE
+        depths[level.tree] = d + 2
+        size = argument_sizes[d]
+        starts = np.cumsum(level.n_args) - level.n_args
+        before = np.cumsum(size) - size
+        own = begin + 1 - before[starts] if len(starts) else begin
+        at = before + np.repeat(own, level.n_args)
+        tokens[at] = digits[d]  # operators among them are written over with the next level
+        if d < len(places):
+            begin = at[places[d]]
+    return Expressions(tokens, lengths, values[0], depths)
 
 
 def _apply(
     operators: np.ndarray, args: np.ndarray, starts: np.ndarray, counts: np.ndarray
 ) -> np.ndarray:
     """The value of each operator; its arguments are ``args[start : start + count]``."""
-    order = np.lexsort((args, np.repeat(np.arange(len(counts)), counts)))
-    ranked = args[order]  # within each list, ascending
-    median = (ranked[starts + (counts - 1) // 2] + ranked[starts + counts // 2]) // 2
-    total = np.add.reduceat(args, starts) % 10
-    least, most = ranked[starts], ranked[starts + counts - 1]
-    return np.select([operators == MIN, operators == MAX, operators == MED], [least, most, median],
-                     default=total)
+    if not len(starts):
+        return np.zeros(0, dtype=np.uint8)
+    out = np.select(
+        [operators == MIN, operators == MAX],
+        [np.minimum.reduceat(args, starts), np.maximum.reduceat(args, starts)],
+        default=np.add.reduceat(args, starts, dtype=np.int32) % 10,
+    ).astype(np.uint8)
+    medians = np.flatnonzero(operators == MED)
+    if len(medians):
+        n = counts[medians]
+        first = np.cumsum(n) - n
+        lists = np.repeat(np.arange(len(medians)), n)
+        of_lists = args[np.arange(len(lists)) + (starts[medians] - first)[lists]]
+        ranked = np.sort((lists * 10 + of_lists).astype(np.int32)) % 10  # ascending in each list
+        low, high = ranked[first + (n - 1) // 2], ranked[first + n // 2]
+        out[medians] = (low + high) // 2
+    return out
 
 
 def mark(row: np.ndarray) -> bytes:

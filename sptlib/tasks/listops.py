@@ -45,7 +45,7 @@ class ListOpsConfig(TaskConfig):
     n_test: PositiveInt = 2_000
     max_depth: Annotated[int, Field(ge=2, le=50)] = 10
     max_args: Annotated[int, Field(ge=2, le=100)] = 10
-    min_length: Annotated[int, Field(ge=0)] = 500
+    min_length: Annotated[int, Field(ge=1)] = 500
     max_length: Annotated[int, Field(ge=5)] = 2000
     p_operator: Annotated[float, Field(gt=0, le=1)] = 0.25
     max_len: PositiveInt = 2048
