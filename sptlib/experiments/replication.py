@@ -38,8 +38,6 @@ TASKS: dict[str, str] = {
     "Text": "text",
     "Text, direction": "text:direction",
 }
-#: the five of the LRA; the other is this project's
-LRA = ("ListOps", "Image", "Pathfinder", "Retrieval", "Text")
 #: what is run live at the classroom preset, to save time
 LIVE = ("Image", "Text, direction")
 #: accuracy of guessing, by task; the classes are about equally frequent

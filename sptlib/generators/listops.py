@@ -10,7 +10,7 @@ down from the roots.
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
-from itertools import pairwise
+from itertools import count, pairwise
 
 import numpy as np
 
@@ -304,12 +304,5 @@ def generate(
     grammar: Grammar, n: int, *stream: str | int, taken: set[bytes] | None = None
 ) -> Expressions:
     """n distinct expressions, in this process."""
-    blocks = (block(grammar, index, *stream) for index in _count())
+    blocks = (block(grammar, index, *stream) for index in count())
     return distinct(blocks, n, set() if taken is None else taken)
-
-
-def _count() -> Iterator[int]:
-    index = 0
-    while True:
-        yield index
-        index += 1
