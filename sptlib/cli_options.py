@@ -2,6 +2,8 @@
 
 import click
 
+from sptlib.errors import ConfigError
+
 store = click.option(
     "--store",
     default=None,
@@ -21,3 +23,19 @@ device = click.option(
     "--device", default="auto", show_default=True, help="cpu, cuda, cuda:1, auto."
 )
 recompute = click.option("--recompute", is_flag=True, help="Compute anew, even if it is stored.")
+
+
+def read_value(text: str):
+    """A command line's word as YAML means it: 2, 1e-3, true, null, [0, 1, 5], or the text."""
+    import yaml
+
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"cannot read the value {text!r}") from error
+    if isinstance(value, str):  # YAML 1.1 takes 1e-3 for a text
+        try:
+            return float(value)
+        except ValueError:
+            return value
+    return value

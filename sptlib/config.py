@@ -21,6 +21,9 @@ from sptlib.tasks.base import STRICT, NonNegativeInt, PositiveInt
 NUMERICS = 1
 #: Version of the layout of `Run`; part of every key.
 SCHEMA = 1
+#: Fields that were added since `SCHEMA` last changed, each with the value that means: as before it.
+#: A configuration with that value keeps its key, so that older results are still found.
+LATER: dict[str, Any] = {"pretrain.precision": "fp32", "finetune.precision": "fp32"}
 
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -101,6 +104,8 @@ class TrainConfig:
         clip: largest gradient norm; 0 = no clipping.
         n_evals: evaluations on the validation split, evenly spread, the last one at the end.
         patience: stop after this many evaluations without a new best; 0 = never.
+        precision: of forward and backward pass: "fp32", or "bf16" where autocast says so (mixed
+            precision; weights, their updates and the losses stay in float32).
     """
 
     epochs: PositiveFloat = 16.0
@@ -111,6 +116,7 @@ class TrainConfig:
     clip: NonNegativeFloat = 0.0
     n_evals: PositiveInt = 10
     patience: NonNegativeInt = 0
+    precision: Literal["fp32", "bf16"] = "fp32"
 
     def n_steps(self, n_sequences: int) -> int:
         """Optimiser steps for a training split of this size."""
@@ -306,6 +312,19 @@ def override(run: Run, changes: dict[str, Any]) -> Run:
     return from_dict(fields)
 
 
+def _hashed(spec: Run | Pretraining) -> dict[str, Any]:
+    """What the hashes cover: every field, defaults spelled out, but none of `LATER` as before."""
+    fields = to_dict(spec)
+    for dotted, before in LATER.items():
+        *parents, name = dotted.split(".")
+        node: Any = fields
+        for parent in parents:
+            node = node.get(parent) or {}
+        if name in node and node[name] == before:
+            del node[name]
+    return fields
+
+
 def _hash(fields: dict[str, Any]) -> str:
     text = json.dumps(fields, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()[:20]
@@ -313,7 +332,7 @@ def _hash(fields: dict[str, Any]) -> str:
 
 def digest(spec: Run | Pretraining) -> str:
     """A hash of the configuration alone, `SCHEMA` and `NUMERICS` included; no data are needed."""
-    return _hash(to_dict(spec))
+    return _hash(_hashed(spec))
 
 
 def key(spec: Run | Pretraining) -> str:
@@ -322,7 +341,7 @@ def key(spec: Run | Pretraining) -> str:
     It covers the configuration, the bytes of the data, `SCHEMA` and `NUMERICS`; the same on every
     machine, in every process and Python version.
     """
-    fields = to_dict(spec)
+    fields = _hashed(spec)
     fields["data"] = tasks.fingerprint(spec.task, spec.seed)
     if isinstance(spec, Run) and spec.pretrain is not None:
         fields["pretraining"] = key(spec.pretraining)

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from sptlib.cli import _value, main
+from sptlib.cli import main
+from sptlib.cli_options import read_value
 from sptlib.store import Store
 
 SMOKE = ("train", "--preset", "smoke", "--device", "cpu")
@@ -186,8 +187,8 @@ def test_values_are_read_as_yaml():
         "{a: 1}": {"a": 1},
     }
     for text, value in read.items():
-        assert _value(text) == value
-        assert type(_value(text)) is type(value)
+        assert read_value(text) == value
+        assert type(read_value(text)) is type(value)
 
 
 # --- runs ---------------------------------------------------------------------------------------
