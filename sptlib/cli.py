@@ -1,5 +1,6 @@
 """The command `sptlib`. Errors are one or two lines on stderr; `--debug` shows the traceback."""
 
+import signal
 import sys
 import time
 
@@ -30,6 +31,10 @@ class Group(click.Group):
                 f"sptlib: {error.format_message()} (`sptlib{path} -h` shows the usage)", err=True
             )
             ctx.exit(error.exit_code)
+        except KeyboardInterrupt as error:
+            why = str(error) or "stopped; what is finished is stored, the same command goes on"
+            click.echo(f"\nsptlib: {why}", err=True)
+            ctx.exit(128 + getattr(error, "signum", signal.SIGINT))
         except (SptError, OSError) as error:
             if ctx.find_root().params.get("debug") or isinstance(error, BrokenPipeError):
                 raise  # a closed pipe is click's business

@@ -22,6 +22,28 @@ seeds = click.option(
 device = click.option(
     "--device", default="auto", show_default=True, help="cpu, cuda, cuda:1, auto."
 )
+checkpoint_seconds = click.option(
+    "--checkpoint-seconds",
+    type=click.FloatRange(min=0),
+    default=20.0,
+    show_default=True,
+    help="How often an unfinished training is saved.",
+)
+_TLS = {
+    "ca": "certificate of the authority that signed the scheduler's",
+    "cert": "this client's certificate",
+    "key": "its private key",
+}
+
+
+def tls(command):
+    """The three files for a scheduler at ``tls://``."""
+    for name, what in reversed(_TLS.items()):
+        text = f"For a scheduler at tls://: {what} (PEM)."
+        command = click.option(f"--tls-{name}", metavar="FILE", default=None, help=text)(command)
+    return command
+
+
 recompute = click.option("--recompute", is_flag=True, help="Compute anew, even if it is stored.")
 
 

@@ -18,7 +18,9 @@ from sptlib.errors import ConfigError
     help="Search the rates instead: the grid on seeds from 100 on, at the preset that the "
     "experiment names; the table lands in data/tuning/.",
 )
+@click.option("--dry-run", is_flag=True, help="Say what is stored and what is missing, no more.")
 @click.option("--scheduler", default="", help="Address of a Dask scheduler; default: this machine.")
+@options.tls
 @click.option(
     "--workers",
     type=click.IntRange(min=1),
@@ -27,30 +29,92 @@ from sptlib.errors import ConfigError
 )
 @options.store
 @options.device
+@options.checkpoint_seconds
 @options.recompute
-def sweep(experiment, preset, seeds, tune, scheduler, workers, store, device, recompute) -> None:
-    """Compute all Runs of an experiment that are not stored yet."""
+@click.pass_context
+def sweep(
+    ctx,
+    experiment,
+    preset,
+    seeds,
+    tune,
+    dry_run,
+    scheduler,
+    tls_ca,
+    tls_cert,
+    tls_key,
+    workers,
+    store,
+    device,
+    checkpoint_seconds,
+    recompute,
+) -> None:
+    """Compute all Runs of an experiment that are not stored yet.
+
+    Ctrl-C stops it in order; the same command goes on from there.
+    """
     from sptlib import experiments, presets, tuning
     from sptlib.experiments import base
     from sptlib.notebooks import root
     from sptlib.store import Store
-    from sptlib.sweep import compute_all
+    from sptlib.sweep import SweepError, Tls, compute_all
 
     module = experiments.get(experiment)
     presets.check(preset)
+    if tune and not hasattr(module, "TUNED_AT"):
+        raise ConfigError(f"{experiment} searches no rates, it takes another experiment's")
     if tune and preset != module.TUNED_AT:
         raise ConfigError(
             f"the rates of {experiment} are searched at the preset {module.TUNED_AT}, "
             f"found {preset!r}"
         )
+    files = (tls_ca, tls_cert, tls_key)
+    if any(files) and not (all(files) and scheduler):
+        raise ConfigError("--tls-ca, --tls-cert and --tls-key go together, with --scheduler")
     place = Store(store)
-    how = {"scheduler": scheduler, "workers": workers, "device": device, "recompute": recompute}
+    how = {
+        "scheduler": scheduler,
+        "tls": Tls(*files) if all(files) else None,
+        "workers": workers,
+        "device": device,
+        "checkpoint_seconds": checkpoint_seconds,
+        "recompute": recompute,
+    }
+    cases = [] if tune else module.cases(preset, seeds or 0)
+    runs = tuning.runs(module, preset) if tune else [case.run for case in cases]
+    if dry_run:
+        _say_what_is_missing(runs, place, recompute)
+        return
+    try:
+        entries = compute_all(runs, place, **how)
+    except SweepError as error:
+        click.echo(error.table(), err=True)
+        if ctx.find_root().params.get("debug"):
+            click.echo("\n".join(error.tracebacks.values()), err=True)
+        n = len(error.failed)
+        click.echo(
+            f"sptlib: {n} trainings failed; the others are stored in {place.path}. The same "
+            "command tries these again",
+            err=True,
+        )
+        ctx.exit(1)
     if tune:
-        entries = compute_all(tuning.runs(module, preset), place, **how)
         path = tuning.write(module, preset, entries, root())
         click.echo(f"{len(entries)} trainings; the table is {path}")
     else:
-        results = base.collect(module.cases(preset, seeds or 0), place, **how)
+        results = base.paired(cases, entries)
         cells = module.table(results).groupby(module.GROUP_BY, sort=False)["test_accuracy"]
         click.echo(cells.agg(["mean", "min", "max", "count"]).round(4).to_string())
         click.echo(f"{len(results)} Runs stored in {place.path}")
+
+
+def _say_what_is_missing(runs, store, recompute: bool) -> None:
+    from sptlib.config import key
+    from sptlib.sweep import plan
+
+    missing = {key(r): r for r in runs if recompute or store.get(r) is None}
+    extra = len(plan(missing, store, recompute)) - len(missing)
+    click.echo(
+        f"{len(set(runs))} Runs, {len(missing)} of them not in {store.path}; they need {extra} "
+        "pretrainings that are not there either"
+    )

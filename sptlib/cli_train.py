@@ -1,11 +1,14 @@
-"""`sptlib train`: one Run."""
+"""`sptlib train`: one Run, on one process or on those of `accelerate launch`."""
 
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import click
 
 from sptlib import cli_options as options
-from sptlib.errors import ConfigError
+from sptlib.errors import ConfigError, SptError, Stopped
 
 # everything heavier is imported inside the command that needs it: `sptlib --help` is instant
 
@@ -35,17 +38,34 @@ from sptlib.errors import ConfigError
     metavar="FIELD=VALUE",
     help="Any field of the Run, e.g. --set finetune.lr=1e-3. Wins over the preset.",
 )
+@click.option(
+    "--precision",
+    type=click.Choice(["fp32", "bf16"]),
+    default=None,
+    help="Of forward and backward pass, in both stages; part of the Run.  [default: fp32]",
+)
 @options.store
 @options.device
 @click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True)
 @click.option(
+    "--accumulate",
+    type=click.IntRange(min=1),
+    default=None,
+    metavar="N",
+    help="Compute each batch in N pieces per process, which saves memory.  [default: the "
+    "launcher's, else 1]",
+)
+@options.checkpoint_seconds
+@click.option(
     "--checkpoint-steps",
     type=click.IntRange(min=0),
     default=0,
-    help="Save an unfinished training after every N steps, besides every 20 seconds.",
+    help="Save an unfinished training after every N steps, too.",
 )
 @options.recompute
+@click.pass_context
 def train(
+    ctx,
     task,
     preset,
     seed,
@@ -53,16 +73,23 @@ def train(
     transfer,
     freeze,
     changes,
+    precision,
     store,
     device,
     threads,
+    accumulate,
+    checkpoint_seconds,
     checkpoint_steps,
     recompute,
 ) -> None:
-    """Train one Run: pretraining (shared if it is stored), transfer, labels."""
-    from sptlib import presets
-    from sptlib.config import override
+    """Train one Run: pretraining (shared if it is stored), transfer, labels.
+
+    Ctrl-C stops it after a step and saves a checkpoint, from which the same command goes on; a
+    second Ctrl-C ends it at once. Several GPUs or nodes: accelerate launch -m sptlib train ...
+    """
+    from sptlib import launcher
     from sptlib.execute import Where, compute
+    from sptlib.signals import stopping
     from sptlib.store import Store
 
     wanted: dict = {"seed": seed}
@@ -71,11 +98,38 @@ def train(
     for name, groups in (("transfer", transfer), ("freeze", freeze)):
         if groups is not None:
             wanted[name] = tuple(g for g in groups.split(",") if g)
-    wanted |= dict(_assignment(change) for change in changes)
-    run = override(presets.get(preset, task), wanted)
-    with _Bar() as bar:
-        where = Where(device, threads, checkpoint_steps=checkpoint_steps, progress=bar)
+    if launcher.left_alone():
+        click.echo(f"sptlib: {launcher.left_alone()}", err=True)
+    with stopping() as stop, _one_voice(ctx, stop), _Bar() as bar:
+        where = Where(
+            device,
+            threads,
+            checkpoint_seconds,
+            checkpoint_steps,
+            progress=bar,
+            accumulate=launcher.accumulation() if accumulate is None else accumulate,
+            stop=stop,
+        )
+        team = where.team()
+        run = team.together(lambda: _run(preset, task, wanted, precision, changes))
         entry = compute(run, Store(store), where, recompute)
+        if team.main:
+            bar.close()
+            _report(entry)
+
+
+def _run(preset, task, wanted, precision, changes):
+    """The Run that the options describe."""
+    from sptlib import presets
+    from sptlib.config import override
+
+    run = override(presets.get(preset, task), wanted)
+    stages = [s for s in ("pretrain", "finetune") if getattr(run, s) is not None]
+    given = {f"{stage}.precision": precision for stage in stages if precision is not None}
+    return override(run, given | dict(_assignment(change) for change in changes))
+
+
+def _report(entry) -> None:
     result = entry.result
     click.echo(
         f"test accuracy {result['test_accuracy']:.4f} at the best validation accuracy "
@@ -85,6 +139,36 @@ def train(
     if result["reinitialised"]:
         click.echo(f"did not fit and started at random: {', '.join(result['reinitialised'])}")
     click.echo(f"stored in {entry.path}")
+
+
+@contextmanager
+def _one_voice(ctx: click.Context, stop) -> Iterator[None]:
+    """What several processes have in common is said once; a signal gives its exit code."""
+    from sptlib import processes
+
+    failed = True
+    try:
+        yield
+        failed = False
+    except Stopped as error:
+        _say(error)
+        failed = False
+        ctx.exit(128 + (stop.signum or signal.SIGTERM))  # or another process was asked
+    except (SptError, OSError) as error:
+        if ctx.find_root().params.get("debug"):
+            raise
+        _say(error)
+        ctx.exit(1)
+    finally:
+        processes.leave(failed)
+
+
+def _say(error: Exception) -> None:
+    from sptlib import processes
+
+    if processes.speaks(error):
+        click.echo(f"sptlib: {error}", err=True)
+        processes.spoken(error)
 
 
 class _Bar:
@@ -97,6 +181,9 @@ class _Bar:
         return self
 
     def __exit__(self, *error: object) -> None:  # so that an error starts on a line of its own
+        self.close()
+
+    def close(self) -> None:
         if self.bar is not None:
             self.bar.close()
 
@@ -104,7 +191,7 @@ class _Bar:
         from tqdm import tqdm
 
         if stage != self.stage:
-            self.__exit__()
+            self.close()
             self.stage = stage
             self.bar = tqdm(total=n_steps, desc=stage, unit="step", file=sys.stderr)
         self.bar.set_postfix_str(f"loss {loss:.4f}", refresh=False)

@@ -66,6 +66,26 @@ class DivergedError(SptError, ArithmeticError):
         return type(self), (self.stage, self.step, self.log, self.kept_at)
 
 
+class Stopped(SptError):  # noqa: N818 (an order was obeyed)
+    """A training was asked to stop, and saved a checkpoint before it did.
+
+    Attributes:
+        stage: "pretrain" or "finetune".
+        step: steps that are done.
+        n_steps: steps that were planned.
+    """
+
+    def __init__(self, stage: str, step: int, n_steps: int):
+        super().__init__(stage, step, n_steps)
+        self.stage, self.step, self.n_steps = stage, step, n_steps
+
+    def __str__(self) -> str:
+        return (
+            f"stopped in {self.stage} after {self.step} of {self.n_steps} steps; a checkpoint is "
+            "kept, the same command goes on from there"
+        )
+
+
 def unknown(what: str, name: object, known: Iterable[str]) -> ConfigError:
     """A `ConfigError` for a name that is not among the known ones, with the closest suggestion."""
     known = [str(k) for k in known]

@@ -1,26 +1,35 @@
-"""From a Run to its stored result: look it up, else compute it, with its pretraining before it."""
+"""From a Run to its stored result: look it up, else compute it, with its pretraining before it.
+
+Several processes (`accelerate launch`) compute one training together. The main one looks up, locks
+and writes; the others do what it decides, and see the same folder.
+"""
 
 import os
 import platform
+import shutil
 import subprocess
 import time
+import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from sptlib import tasks
+from sptlib import engine, launcher, processes, tasks
 from sptlib.checkpoint import Checkpoint
-from sptlib.config import Pretraining, Run
+from sptlib.config import Pretraining, Run, TrainConfig, key
 from sptlib.errors import ConfigError, DivergedError, StoreError
+from sptlib.processes import ALONE, Team, shared
 from sptlib.store import Entry, Store
 from sptlib.train import finetune, pretrain
 
 RECORDED = ("torch", "numpy", "scikit-learn", "safetensors", "pydantic", "sptlib")
+#: seconds until a shared file system must show a process what another one has written
+PATIENCE = 30.0
 
 
 @dataclass(frozen=True)
@@ -28,11 +37,17 @@ class Where:
     """Where and how a computation runs; none of it is part of a Run.
 
     Attributes:
-        device: "cpu", "cuda", "cuda:1", ...; "auto" = a GPU if there is one.
+        device: "cpu", "cuda", "cuda:1", ...; "auto" = a GPU if there is one. With several
+            processes each takes the GPU of its number on its machine.
         threads: CPU threads; small models run fastest with one, processes side by side.
         checkpoint_seconds: how often an unfinished training is saved.
         checkpoint_steps: the same in steps, besides; 0 = by time only.
         progress: called as ``progress(stage, step, n_steps, loss)``.
+        accumulate: pieces, per process, in which a batch is computed, one after the other: as many
+            times less memory for activations; default: the launcher's
+            ``--gradient_accumulation_steps``, else 1.
+        stop: asked after every step (so it must be cheap), with several processes about once a
+            second; True = save a checkpoint and raise `Stopped`.
     """
 
     device: str = "auto"
@@ -40,22 +55,40 @@ class Where:
     checkpoint_seconds: float = 20.0
     checkpoint_steps: int = 0
     progress: Callable[[str, int, int, float], None] | None = None
+    accumulate: int = field(default_factory=launcher.accumulation)
+    stop: Callable[[], bool] | None = None
+
+    def __post_init__(self):
+        if self.accumulate < 1:
+            raise ConfigError(f"accumulate={self.accumulate}, but a batch has at least one piece")
 
     def torch_device(self) -> torch.device:
         """The device; raises `ConfigError` if there is no such one here."""
         name = self.device
         if name == "auto":
-            name = "cuda" if torch.cuda.is_available() else "cpu"
+            gpu = torch.cuda.is_available() and not launcher.wants_cpu()
+            name = "cuda" if gpu else "cpu"
         try:
             device = torch.device(name)
         except RuntimeError as error:
             raise ConfigError(f"unknown device {name!r}; try cpu, cuda or cuda:1") from error
-        if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        if device.type != "cuda":
+            return device
+        several = launcher.launched() > 1
+        if several and device.index is not None:
+            raise ConfigError(f"several processes cannot share {name!r}; use --device cuda")
+        last = launcher.n_local() - 1 if several else device.index or 0
+        if last >= torch.cuda.device_count():
             raise ConfigError(
-                f"device {name!r} is not there: PyTorch sees "
+                f"device {f'cuda:{last}' if several else name!r} is not there: PyTorch sees "
                 f"{torch.cuda.device_count()} CUDA devices; try --device cpu"
+                + (" or fewer processes" if several else "")
             )
-        return device
+        return torch.device("cuda", launcher.local_rank()) if several else device
+
+    def team(self) -> Team:
+        """The processes of this training; raises `ConfigError` if they cannot be joined."""
+        return processes.team(self.torch_device())
 
 
 def compute(
@@ -72,75 +105,165 @@ def compute(
 
     Raises:
         DivergedError: if the loss became NaN; the log is kept under ``.work`` in the store.
-        StoreError: if the store is damaged or cannot be written.
+        Stopped: when ``where.stop`` said so; the same call goes on from there.
+        StoreError: if the store is damaged, full, cannot be written, or is not seen by all
+            processes.
+        ConfigError: if the launcher or the number of processes does not fit the configuration.
     """
     where = where or Where()
-    entry = store.get(spec)
-    if entry is not None and not recompute:
+    team = where.team()
+    with team.watch():
+        _consistent(spec, team)
+        entry = _compute(spec, store, where, recompute, team)
+        if team.size > 1:
+            entry = Entry(store.path / entry.key)  # where this process has the folder
+            team.together(lambda: _seen(entry.path))
         return entry
-    with store.lock(spec):
-        entry = store.get(spec)  # another process may have been faster
-        if entry is not None and not recompute:
+
+
+def _consistent(spec: Run | Pretraining, team: Team) -> None:
+    """Refuse what the launcher asks for against the spec, and processes that want several."""
+    stages = {"pretrain": spec.pretrain, "finetune": getattr(spec, "finetune", None)}
+    team.together(lambda: launcher.check({k: v for k, v in stages.items() if v is not None}))
+    if team.size > 1 and len(set(team.gather(team.together(lambda: key(spec))))) > 1:
+        raise shared(
+            ConfigError(
+                "the processes were asked for different trainings, or have different data; start "
+                "all with the same options, version and data folder"
+            )
+        )
+
+
+def _compute(
+    spec: Run | Pretraining, store: Store, where: Where, recompute: bool, team: Team
+) -> Entry:
+    def stored() -> Entry | None:
+        return None if recompute else store.get(spec)
+
+    entry = team.decide(stored)
+    if entry is not None:
+        return entry
+    with ExitStack() as stack:
+
+        def lock() -> None:
+            stack.enter_context(store.lock(spec))
+
+        team.decide(lock)
+        entry = team.decide(stored)  # another process may have been faster
+        if entry is not None:
             return entry
-        with _threads(where.threads):
-            return _train(spec, store, where, recompute)
+        stack.enter_context(_threads(where.threads))
+        return _train(spec, store, where, recompute, team)
 
 
-def _train(spec: Run | Pretraining, store: Store, where: Where, recompute: bool) -> Entry:
+def _train(
+    spec: Run | Pretraining, store: Store, where: Where, recompute: bool, team: Team
+) -> Entry:
     device = where.torch_device()
+    data = team.together(lambda: _load(spec))
+    if device.type != "cpu":
+        data = data.to(device)
+    stage, config = "pretrain", spec.pretrain
+    if isinstance(spec, Run):
+        stage, config = "finetune", spec.finetune
+        n, batch_norm = len(data.train), spec.model.head_norm == "batch"
+        team.together(  # before the pretraining, which may take days
+            lambda: engine.check(stage, config, n, batch_norm, device, where.accumulate, team)
+        )
+    work = _work_folder(spec, store, team)
+    checkpoint = Checkpoint(
+        work / "checkpoint.safetensors", where.checkpoint_seconds, where.checkpoint_steps
+    )
+    if team.main:
+        checkpoint.tidy()
+
+    def progress(step: int, n_steps: int, loss: float) -> None:
+        if where.progress is not None and team.main:
+            where.progress(stage, step, n_steps, loss)
+
+    how = (checkpoint, progress, where.stop, where.accumulate)
+    try:
+        if isinstance(spec, Run):
+            weights = None
+            if spec.pretrain is not None:
+                weights = _pretrained(spec.pretraining, store, where, recompute, team)
+            trained = finetune(spec, data, weights, *how)
+        else:
+            trained = pretrain(spec, data, *how)
+    except DivergedError as error:
+        failure = shared(error)
+        failure.kept_at = team.decide(lambda: str(store.fail(spec, failure.log, str(failure))))
+        if team.main:
+            checkpoint.remove()
+        raise
+
+    def publish() -> Entry:
+        entry = store.put(
+            spec,
+            metrics=trained.metrics,
+            result=trained.result,
+            model=trained.model.state_dict(),
+            environment=environment(
+                device, where.threads, trained.seconds, config, where.accumulate, team
+            ),
+        )
+        # whoever took this training over may be writing here: what is left then is theirs
+        shutil.rmtree(work, ignore_errors=True)
+        return entry
+
+    return team.decide(publish)
+
+
+def _load(spec: Run | Pretraining) -> tasks.TaskData:
     data = tasks.load(spec.task, spec.seed)
     if data.fingerprint != tasks.fingerprint(spec.task, spec.seed):
         raise StoreError(
             f"the data of {spec.task.name} have changed since this process started; start it anew"
         )
-    if device.type != "cpu":
-        data = data.to(device)
-    work = store.work_folder(spec)
-    checkpoint = Checkpoint(
-        work / "checkpoint.safetensors", where.checkpoint_seconds, where.checkpoint_steps
-    )
-    stage = "finetune" if isinstance(spec, Run) else "pretrain"
-
-    def progress(step: int, n_steps: int, loss: float) -> None:
-        if where.progress is not None:
-            where.progress(stage, step, n_steps, loss)
-
-    try:
-        if isinstance(spec, Run):
-            weights = None
-            if spec.pretrain is not None:
-                weights = _pretrained(spec.pretraining, store, where, recompute)
-            started = time.monotonic()  # the pretraining has an entry, and a time, of its own
-            trained = finetune(spec, data, weights, checkpoint, progress)
-        else:
-            started = time.monotonic()
-            trained = pretrain(spec, data, checkpoint, progress)
-    except DivergedError as error:
-        error.kept_at = str(store.fail(spec, error.log, str(error)))
-        checkpoint.remove()
-        raise
-    seconds = time.monotonic() - started
-    entry = store.put(
-        spec,
-        metrics=trained.metrics,
-        result=trained.result,
-        model=trained.model.state_dict(),
-        environment=environment(device, where.threads, seconds),
-    )
-    for file in work.iterdir():
-        file.unlink()
-    work.rmdir()
-    return entry
+    return data
 
 
-def _pretrained(spec: Pretraining, store: Store, where: Where, mend: bool) -> dict[str, Tensor]:
+def _work_folder(spec: Run | Pretraining, store: Store, team: Team) -> Path:
+    """Where the unfinished training is kept; raises `StoreError` if not all processes see it."""
+    folder = store.path / team.decide(lambda: store.work_folder(spec).relative_to(store.path))
+    if team.size > 1:
+
+        def leave_token() -> str:
+            token = f"{uuid.uuid4().hex}.tmp"
+            (folder / token).touch()
+            return token
+
+        token = team.decide(leave_token)
+        try:
+            team.together(lambda: _seen(folder / token))
+        finally:
+            if team.main:
+                (folder / token).unlink(missing_ok=True)
+    return folder
+
+
+def _seen(path: Path) -> None:
+    """Wait until what the main process has written is here, too."""
+    end = time.monotonic() + PATIENCE
+    while not path.exists():
+        if time.monotonic() > end:
+            raise StoreError(
+                f"{path}, written by the main process, is not here; all processes need the same "
+                "--store, in a folder that their machines share"
+            )
+        time.sleep(0.05)
+
+
+def _pretrained(
+    spec: Pretraining, store: Store, where: Where, mend: bool, team: Team
+) -> dict[str, Tensor]:
     """The pretrained weights; a damaged entry is computed anew if that was asked for."""
     try:
-        return compute(spec, store, where).model()
+        return team.together(compute(spec, store, where).model)
     except StoreError:
         if not mend:
             raise
-        return compute(spec, store, where, recompute=True).model()
+        return team.together(compute(spec, store, where, recompute=True).model)
 
 
 @contextmanager
@@ -153,10 +276,27 @@ def _threads(n: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def environment(device: torch.device, threads: int, seconds: float) -> dict:
-    """What a result was computed with: versions, commit, device, threads, time."""
+def environment(
+    device: torch.device,
+    threads: int,
+    seconds: float,
+    config: TrainConfig,
+    accumulate: int = 1,
+    team: Team = ALONE,
+) -> dict:
+    """What a result was computed with: versions, commit, device, threads, processes, time.
+
+    Args:
+        device: of the main process.
+        threads: CPU threads per process.
+        seconds: of the training, all its parts if it was interrupted.
+        config: gives the precision.
+        accumulate: pieces per process and batch.
+        team: the processes.
+    """
     versions = {}
-    for package in RECORDED:
+    accelerated = engine.uses_accelerate(config, accumulate, team)
+    for package in (*RECORDED, "accelerate") if accelerated else RECORDED:
         try:
             versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
@@ -169,6 +309,9 @@ def environment(device: torch.device, threads: int, seconds: float) -> dict:
         "device": device.type,
         "device_name": name,
         "threads": threads,
+        "processes": team.size,
+        "accumulate": accumulate,
+        "precision": config.precision,
         "cpu_count": os.cpu_count(),
         "versions": versions,
         "commit": commit(),

@@ -2,21 +2,27 @@
 
 An entry holds ``config.json``, ``metrics.jsonl``, ``result.json``, ``model.safetensors``,
 ``environment.json`` and ``manifest.json`` with the SHA-256 of each. It is written under a temporary
-name and renamed, so that it is there whole or not at all; reading verifies; nothing is unpickled.
+name, flushed to the disk and renamed, so that it is there whole or not at all; reading verifies;
+nothing is unpickled.
+
+Several processes may use one store at once, also from several hosts with a shared file system: a
+lease, a small file that its holder touches while it lives, keeps two from computing the same.
 """
 
 import dataclasses
+import errno
 import hashlib
 import json
 import os
 import shutil
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 
-from filelock import FileLock
+from filelock import SoftFileLease
 from platformdirs import user_cache_path
 from safetensors.torch import load, save
 from torch import Tensor
@@ -26,6 +32,10 @@ from sptlib.errors import StoreError
 from sptlib.places import repository_root
 
 FILES = ("config.json", "metrics.jsonl", "result.json", "model.safetensors", "environment.json")
+#: seconds after which a lease that is not touched any more is taken over; its holder touches it
+#: three times as often. A dead holder on the same host is noticed at once.
+LEASE_SECONDS = 30.0
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def default_path() -> Path:
@@ -58,6 +68,14 @@ class Entry:
 
     def read(self, name: str) -> bytes:
         """The verified bytes of a file; raises `StoreError` if it is missing or altered."""
+        try:
+            return self._read(name)
+        except StoreError:
+            # somebody may have replaced the entry since its manifest was read
+            self.__dict__.pop("manifest", None)
+            return self._read(name)
+
+    def _read(self, name: str) -> bytes:
         if name not in self.manifest:
             raise StoreError(f"{self.path} holds no {name}")
         try:
@@ -94,8 +112,11 @@ class Entry:
 
     def verify(self) -> None:
         """Read every file; raises `StoreError` at the first fault."""
-        for name in FILES:
-            self.read(name)
+        self.pack()
+
+    def pack(self) -> dict[str, bytes]:
+        """Every file, verified, by name: what `Store.unpack` takes."""
+        return {name: self.read(name) for name in FILES}
 
 
 class Store:
@@ -153,7 +174,6 @@ class Store:
         environment: dict,
     ) -> Entry:
         """Publish a result atomically; a damaged entry of the same key is replaced."""
-        name = key(spec)
         content = {
             "config.json": _json(to_dict(spec)),
             "metrics.jsonl": "".join(json.dumps(line) + "\n" for line in metrics).encode(),
@@ -161,30 +181,55 @@ class Store:
             "model.safetensors": save({k: v.cpu().contiguous() for k, v in model.items()}),
             "environment.json": _json(environment),
         }
-        content["manifest.json"] = _json(
-            {k: hashlib.sha256(v).hexdigest() for k, v in content.items()}
-        )
-        self._ensure(".tmp")
-        draft = self.path / ".tmp" / f"{name}.{uuid.uuid4().hex}"
-        draft.mkdir()  # unlike mkdtemp, with the rights that the umask gives: stores are shared
-        for file, data in content.items():
-            (draft / file).write_bytes(data)
+        return self._publish(key(spec), content)
+
+    def unpack(self, name: str, content: Mapping[str, bytes]) -> Entry:
+        """Publish what `Entry.pack` of another store gave under this key."""
+        return self._publish(name, {file: content[file] for file in FILES})
+
+    def _publish(self, name: str, content: dict[str, bytes]) -> Entry:
+        sums = {file: hashlib.sha256(data).hexdigest() for file, data in content.items()}
         final = self.path / name
-        if final.exists():
-            self.remove(name)
-        os.replace(draft, final)
+        with self._writing():
+            # unlike mkdtemp, with the rights that the umask gives: stores are shared
+            draft = self._ensure(".tmp") / f"{name}.{uuid.uuid4().hex}"
+            try:
+                draft.mkdir()
+                for file, data in {**content, "manifest.json": _json(sums)}.items():
+                    _write(draft / file, data)
+                while True:
+                    if final.exists():
+                        self.remove(name)
+                    try:
+                        os.replace(draft, final)
+                        break
+                    except OSError as error:  # somebody else published just now
+                        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                            raise
+            except BaseException:
+                shutil.rmtree(draft, ignore_errors=True)
+                raise
+            _flush(self.path)
         return Entry(final)
 
     def remove(self, name: str) -> None:
         """Take an entry out, atomically: it is renamed before it is deleted."""
         self._ensure(".tmp")
         grave = Path(tempfile.mkdtemp(dir=self.path / ".tmp"))
-        os.replace(self.path / name, grave / name)
+        with suppress(FileNotFoundError):  # somebody else was faster
+            os.replace(self.path / name, grave / name)
         shutil.rmtree(grave)
 
-    def lock(self, spec: Run | Pretraining) -> FileLock:
-        """A lock on one result, so that two processes do not compute the same thing twice."""
-        return FileLock(self._ensure(".locks") / f"{key(spec)}.lock")
+    def lock(self, spec: Run | Pretraining) -> SoftFileLease:
+        """The lease on one result; ``with`` waits for whoever computes the same.
+
+        It holds between processes and between hosts that share the folder, and is taken over when
+        its holder is dead, or has not touched it for `LEASE_SECONDS`. A holder that was only asleep
+        then computes beside its successor: to the same numbers, of which one is kept.
+        """
+        with self._writing():
+            path = self._ensure(".locks") / f"{key(spec)}.lease"
+        return SoftFileLease(path, lease_duration=LEASE_SECONDS, poll_interval=0.25)
 
     def work_folder(self, spec: Run | Pretraining) -> Path:
         """Where an unfinished training keeps its checkpoint, and a failed one its log."""
@@ -193,10 +238,11 @@ class Store:
     def fail(self, spec: Run | Pretraining, metrics: list[dict], error: str) -> Path:
         """Keep the log of a training that diverged; returns its path."""
         folder = self.work_folder(spec)
-        (folder / "config.json").write_bytes(_json(to_dict(spec)))
-        (folder / "error.txt").write_text(error + "\n")
         log = folder / "metrics.jsonl"
-        log.write_text("".join(json.dumps(line) + "\n" for line in metrics))
+        with self._writing():
+            (folder / "config.json").write_bytes(_json(to_dict(spec)))
+            (folder / "error.txt").write_text(error + "\n")
+            log.write_text("".join(json.dumps(line) + "\n" for line in metrics))
         return log
 
     def work_root(self) -> Path:
@@ -209,16 +255,50 @@ class Store:
             folder.mkdir(parents=True, exist_ok=True)
             writable = os.access(folder, os.W_OK)
         except OSError as error:
+            if error.errno in FULL:
+                raise  # `_writing` says it
             raise self._not_writable(error.strerror or str(error)) from error
         if not writable:
             raise self._not_writable("no permission")
         return folder
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """A full disk, said such that it can be mended."""
+        try:
+            yield
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            raise StoreError(
+                f"no space for the store {self.path} ({error.strerror}); nothing half-written is "
+                "kept. Free some, or choose another folder with --store or $SPTLIB_STORE, and call "
+                "the same command again"
+            ) from error
 
     def _not_writable(self, why: str) -> StoreError:
         return StoreError(
             f"the store {self.path} cannot be written ({why}); "
             "choose another with --store or $SPTLIB_STORE"
         )
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Write a file and wait until it is on the disk."""
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _flush(folder: Path) -> None:
+    """Wait until a folder's names are on the disk, where that can be asked for."""
+    if hasattr(os, "O_DIRECTORY"):
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def _json(value) -> bytes:

@@ -1,51 +1,74 @@
-"""Many Runs at once: a graph in which each distinct pretraining is one node, on Dask.
+"""Many Runs at once, each thing once: what is stored is looked up, the rest is computed.
 
-By default a local cluster with one single-threaded process per core (small models run slower with
-more threads), bound to this machine only; the address of any other Dask scheduler does the same
-elsewhere.
+The missing Runs and the distinct pretrainings that they share form a graph, which is computed on
+all cores of this machine or on a Dask cluster, or, with one worker, in this process.
 """
 
 import signal
-import sys
-import threading
-import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 
-from tqdm import tqdm
-
-from sptlib.config import Pretraining, Run, from_dict, key, to_dict
+from sptlib import cluster
+from sptlib.cluster import Tls
+from sptlib.config import Pretraining, Run, key
 from sptlib.data.make import cores
-from sptlib.errors import ConfigError, SptError
-from sptlib.execute import Where, compute
+from sptlib.errors import SptError
+from sptlib.execute import Where
+from sptlib.nodes import Outcome, after_failure, attempt, waits_for
+from sptlib.progress import Board, n_steps, title
+from sptlib.signals import stopping
 from sptlib.store import Entry, Store
-
-#: Dask's own, without ``MALLOC_TRIM_THRESHOLD_``. With it, malloc returns freed memory at once;
-#: that suits large data frames, but a training frees and takes the same memory at every step.
-WORKER_ENVIRONMENT = {
-    "distributed.nanny.pre-spawn-environ": {
-        "OMP_NUM_THREADS": 1,
-        "MKL_NUM_THREADS": 1,
-        "OPENBLAS_NUM_THREADS": 1,
-    }
-}
 
 
 class SweepError(SptError):
     """Some Runs of a sweep failed; the others are stored.
 
     Attributes:
-        failed: the error message by key of the Run.
+        failed: the error message by key of the training, pretrainings included.
+        specs: what these were.
+        tracebacks: where the cause was no message of this library, by key.
     """
 
-    def __init__(self, failed: dict[str, str]):
-        super().__init__(failed)
-        self.failed = failed
+    def __init__(
+        self,
+        failed: Mapping[str, str],
+        specs: Mapping[str, Run | Pretraining],
+        tracebacks: Mapping[str, str] | None = None,
+    ):
+        super().__init__(failed, specs, tracebacks)
+        self.failed, self.specs, self.tracebacks = dict(failed), dict(specs), tracebacks or {}
 
     def __str__(self) -> str:
-        rows = "; ".join(f"{name}: {why}" for name, why in self.failed.items())
-        return f"{len(self.failed)} failed, the others are stored: {rows}"
+        first = [f"{title(self.specs[name])}: {why}" for name, why in self.failed.items()][:3]
+        more = ["..."] if len(self.failed) > len(first) else []
+        return f"{len(self.failed)} failed, the others are stored: {'; '.join(first + more)}"
+
+    def table(self) -> str:
+        """One line per failure: key, what it was, why."""
+        names = {name: title(spec) for name, spec in self.specs.items()}
+        width = max(map(len, names.values()))
+        return "\n".join(
+            f"{name[:12]}  {names[name]:{width}}  {why}" for name, why in self.failed.items()
+        )
+
+
+class Interrupted(KeyboardInterrupt):
+    """A sweep was stopped by Ctrl-C or SIGTERM; everything finished is stored.
+
+    Attributes:
+        n_stored: trainings that were finished.
+        n_left: trainings that were not.
+        signum: the signal.
+    """
+
+    def __init__(self, n_stored: int, n_left: int, signum: int = signal.SIGINT):
+        super().__init__(n_stored, n_left, signum)
+        self.n_stored, self.n_left, self.signum = n_stored, n_left, signum
+
+    def __str__(self) -> str:
+        return (
+            f"stopped: {self.n_stored} trainings are stored, {self.n_left} are left; those that "
+            "were running keep a checkpoint, and the same command goes on from there"
+        )
 
 
 def compute_all(
@@ -56,39 +79,50 @@ def compute_all(
     workers: int | None = None,
     device: str = "auto",
     recompute: bool = False,
+    tls: Tls | None = None,
+    checkpoint_seconds: float = 20.0,
 ) -> list[Entry]:
     """The stored results of Runs, in their order; what is missing is computed.
 
     Args:
         runs: any number; equal ones, and shared pretrainings, are computed once.
-        store: where results are looked up and kept. Workers must see the same folder.
+        store: where results are looked up and kept. Workers that do not see the same folder send
+            their results back.
         scheduler: address of a Dask scheduler, e.g. ``tcp://host:8786``; "" = this machine.
         workers: processes on this machine; None = one per core. With 1 everything runs in this
             process, without Dask.
         device: as in `Where`.
         recompute: compute everything anew and replace it.
+        tls: certificates, for a scheduler at ``tls://``; None = what Dask's configuration says.
+        checkpoint_seconds: how often unfinished trainings are saved.
 
     Raises:
-        SweepError: after all others are done, if some Runs failed.
+        SweepError: after all others are done, if some failed.
+        Interrupted: after Ctrl-C or SIGTERM, when the running ones have saved a checkpoint.
+        SchedulerError: if no scheduler answers, or it went away.
     """
     by_key = {key(run): run for run in runs}
     missing = {k: r for k, r in by_key.items() if recompute or store.find(k) is None}
     if missing:
         store.work_root()  # a store that cannot be written says so before any process is started
         workers = workers or cores()
-        where = Where(device=device)
+        where = Where(device=device, checkpoint_seconds=checkpoint_seconds)
         if not scheduler:
             where.torch_device()  # what is not there is refused before any process is started
-        if scheduler or (workers > 1 and len(missing) > 1):
-            failed = _on_dask(missing, store, where, scheduler, workers, recompute)
-        else:
-            failed = _here(missing, store, where, recompute)
-        if failed:
-            raise SweepError(failed)
+        nodes = plan(missing, store, recompute)
+        with stopping() as stop, Board(nodes) as board:
+            if scheduler or (workers > 1 and len(missing) > 1):
+                with cluster.connect(scheduler, min(workers, len(nodes)), tls) as client:
+                    outcomes = cluster.run(client, nodes, store, where, recompute, board, stop)
+            else:
+                outcomes = _here(nodes, store, where, recompute, board, stop)
+        _report(nodes, outcomes, stop.signum)
     return [Entry(store.path / key(run)) for run in runs]
 
 
-def _nodes(missing: dict, store: Store, recompute: bool) -> dict[str, Run | Pretraining]:
+def plan(
+    missing: Mapping[str, Run | Pretraining], store: Store, recompute: bool = False
+) -> dict[str, Run | Pretraining]:
     """Everything to compute by key: the pretrainings that Runs wait for first, each once."""
     shared = {}
     for run in missing.values():
@@ -96,103 +130,44 @@ def _nodes(missing: dict, store: Store, recompute: bool) -> dict[str, Run | Pret
             name = key(run.pretraining)
             if recompute or store.find(name) is None:
                 shared[name] = run.pretraining
-    return shared | missing
-
-
-def _here(missing: dict, store: Store, where: Where, recompute: bool) -> dict[str, str]:
-    failed: dict[str, str] = {}
-    nodes = _nodes(missing, store, recompute)
-    for name, spec in _progress(nodes.items(), len(nodes)):
-        shared = spec.pretraining if isinstance(spec, Run) else None
-        try:
-            if shared is not None and key(shared) in failed:
-                raise SptError(f"its pretraining failed: {failed[key(shared)]}")
-            compute(spec, store, where, recompute)
-        except SptError as error:
-            failed[name] = str(error)
-    return {name: why for name, why in failed.items() if name in missing}
-
-
-def _on_dask(
-    missing: dict, store: Store, where: Where, scheduler: str, workers: int, recompute: bool
-) -> dict[str, str]:
-    try:
-        import dask
-        from distributed import Client, LocalCluster, as_completed
-    except ImportError as error:
-        raise ConfigError(
-            "several processes need Dask: pip install 'sptlib[cluster]', or use --workers 1"
-        ) from error
-    options = {
-        "store": str(Path(store.path).resolve()),
-        "device": where.device,
-        "recompute": recompute,
+    # long ones first: a cluster then has no single one left over at the end
+    longest_first = sorted(missing.items(), key=lambda item: -n_steps(item[1]))
+    return {
+        **dict(sorted(shared.items(), key=lambda item: -n_steps(item[1]))),
+        **dict(longest_first),
     }
-    nodes = _nodes(missing, store, recompute)
-    with ExitStack() as stack:
-        cluster = None
-        if not scheduler:
-            stack.enter_context(dask.config.set(WORKER_ENVIRONMENT))
-            with _deaf_children():
-                cluster = LocalCluster(
-                    n_workers=min(workers, len(nodes)),
-                    threads_per_worker=1,
-                    processes=True,
-                    host="127.0.0.1",
-                    dashboard_address="127.0.0.1:0",
-                    silence_logs=50,
-                )
-            stack.callback(cluster.close)
-        try:
-            client = stack.enter_context(Client(cluster or scheduler, timeout="20s"))
-        except (OSError, TimeoutError, ValueError) as error:  # ValueError: not an address
-            raise ConfigError(f"no Dask scheduler answers at {scheduler!r}: {error}") from error
-        tag = time.time_ns()  # Dask must not serve an earlier sweep's outcome
-        futures: dict = {}
-        for name, spec in nodes.items():
-            shared = spec.pretraining if isinstance(spec, Run) else None
-            after = futures.get(key(shared)) if shared is not None else None
-            futures[name] = client.submit(_work, to_dict(spec), options, after, key=f"{name}-{tag}")
-        names = {future.key: name for name, future in futures.items()}
-        failed = {}
-        for future in _progress(as_completed(futures.values()), len(futures)):
-            error = future.exception() or future.result()
-            name = names[future.key]
-            if error and name in missing:
-                failed[name] = str(error)
-        return failed
 
 
-@contextmanager
-def _deaf_children() -> Iterator[None]:
-    """Processes started meanwhile ignore Ctrl-C: this one hears it, and ends them in order."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # signals are the main thread's business
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
+def _here(nodes, store: Store, where: Where, recompute: bool, board: Board, stop) -> dict:
+    outcomes: dict[str, Outcome] = {}
+    for name, spec in nodes.items():
+        before = outcomes.get(waits_for(spec), Outcome())
+        if before.error:
+            outcomes[name] = after_failure(waits_for(spec))
+        elif stop():
+            outcomes[name] = Outcome(stopped=True)
+        else:
+            here = Where(
+                where.device,
+                where.threads,
+                where.checkpoint_seconds,
+                progress=lambda *values, name=name: board.step(name, *values),
+                stop=stop,
+            )
+            outcomes[name] = attempt(spec, store, here, recompute)
+        if not outcomes[name].stopped:
+            board.done(name, outcomes[name].error)
+    return outcomes
 
 
-def _work(fields: dict, options: dict, after: str | None) -> str:
-    """One node of the graph, on a worker: returns "" or why it failed."""
-    if after:
-        return f"its pretraining failed: {after}"
-    # a Run never recomputes its pretraining: that is a node of its own
-    try:
-        compute(
-            from_dict(fields),
-            Store(options["store"]),
-            Where(device=options["device"]),
-            options["recompute"],
-        )
-    except SptError as error:
-        return str(error)
-    return ""
-
-
-def _progress(items: Iterable, total: int) -> Iterable:
-    """Progress on stderr, with the estimated end; one line a second at most."""
-    return tqdm(items, total=total, desc="trainings", unit="run", file=sys.stderr, mininterval=1.0)
+def _report(
+    nodes: Mapping[str, Run | Pretraining], outcomes: Mapping[str, Outcome], signum: int
+) -> None:
+    """Raise what has to be known: that it was stopped, or what failed."""
+    stopped = sum(outcome.stopped for outcome in outcomes.values())
+    failed = {name: outcome.error for name, outcome in outcomes.items() if outcome.error}
+    if stopped:
+        raise Interrupted(len(outcomes) - stopped - len(failed), stopped + len(failed), signum)
+    if failed:
+        traces = {n: outcomes[n].traceback for n in failed if outcomes[n].traceback}
+        raise SweepError(failed, {name: nodes[name] for name in failed}, traces)

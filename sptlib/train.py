@@ -6,7 +6,8 @@ lengths.
 """
 
 import math
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -14,17 +15,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from sptlib import engine as engines
+from sptlib import processes
 from sptlib.checkpoint import Checkpoint
 from sptlib.config import Pretraining, Run, TrainConfig
-from sptlib.errors import ConfigError, DivergedError
+from sptlib.engine import Engine
+from sptlib.errors import ConfigError, DivergedError, Stopped, StoreError
+from sptlib.evaluate import accuracy, reconstruction
 from sptlib.masking import hide, reconstruction_loss
 from sptlib.model import Transformer, build
 from sptlib.seeding import derive_seed, generator
 from sptlib.tasks import Split, TaskData
 from sptlib.transfer import copy_groups, freeze_groups
-
-EVAL_BATCH = 500  # sequences per forward pass without gradients, and
-EVAL_POSITIONS = 2**19  # positions: fewer sequences if they are long
 
 
 @dataclass(frozen=True)
@@ -36,11 +38,13 @@ class Trained:
         metrics: one line per step (``stage, step, loss``) and per evaluation (``stage, step,
             val_loss, ..., best``).
         result: the summary that the store keeps.
+        seconds: what the training took, all its parts if it was interrupted.
     """
 
     model: Transformer
     metrics: list[dict]
     result: dict
+    seconds: float = 0.0
 
 
 @dataclass
@@ -52,6 +56,7 @@ class State:
     best_step: int = 0
     since_best: int = 0
     stopped: bool = False
+    seconds: float = 0.0
     log: list[dict] = field(default_factory=list)
 
 
@@ -64,22 +69,27 @@ class Stage:
         config: length, rate, batch.
         seed: of batch order, masks and dropout.
         split: the training sequences.
-        loss: ``loss(model, batch, step)`` -> scalar.
+        loss: ``loss(model, sequences, hidden)`` -> scalar, the mean over what counts.
         evaluate: ``evaluate(model)`` -> metrics with a ``score``, the higher the better.
+        hidden: ``hidden(batch, step)`` -> (B, T) bool, True where the model is asked for the
+            value; None = the loss is a mean over sequences.
         on_best: ``on_best(model)`` -> further metrics, computed whenever the score is a new best.
         stop_at: stop at this score.
         sample: draws fresh batches instead of taking them from ``split``.
+        unused: the head that the loss does not depend on.
     """
 
     name: str
     config: TrainConfig
     seed: int
     split: Split
-    loss: Callable[[Transformer, Split, int], Tensor]
+    loss: Callable[[Transformer, Split, Tensor | None], Tensor]
     evaluate: Callable[[Transformer], dict[str, float]]
+    hidden: Callable[[Split, int], Tensor | None] = lambda batch, step: None
     on_best: Callable[[Transformer], dict[str, float]] = lambda model: {}
     stop_at: float | None = None
     sample: Callable[[int, torch.Generator], Split] | None = None
+    unused: str = "reconstructor"
 
     def batch(self, step: int) -> Split:
         """The batch of a step (from 0): consecutive pieces of an endless row of shuffled epochs."""
@@ -106,6 +116,8 @@ def fit(
     stage: Stage,
     checkpoint: Checkpoint | None = None,
     progress: Callable[[int, int, float], None] | None = None,
+    stop: Callable[[], bool] | None = None,
+    accumulate: int = 1,
 ) -> State:
     """Train a model in place and leave it with its best weights.
 
@@ -114,23 +126,46 @@ def fit(
         stage: what to train.
         checkpoint: where to save now and then, and where to resume from.
         progress: called as ``progress(step, n_steps, loss)`` at evaluations and every 50 steps.
+        stop: asked after every step, with several processes about once a second; not without a
+            checkpoint.
+        accumulate: pieces, per process, in which a batch is computed.
 
     Raises:
         DivergedError: at a loss that is NaN or infinite, naming the step.
+        Stopped: when ``stop`` said so; then, too, the checkpoint is up to date.
+        ConfigError: if batches cannot be divided between processes and pieces.
+        StoreError: if the checkpoint cannot be written, or not be read by all processes.
     """
-    config, n_steps = stage.config, stage.config.n_steps(len(stage.split))
+    config, n, device = stage.config, len(stage.split), stage.split.x.device
+    n_steps = config.n_steps(n)
+    team = processes.team(device)
+    batch_norm = model.standardise is not None and stage.unused != "classifier"
+    team.together(
+        lambda: engines.check(stage.name, config, n, batch_norm, device, accumulate, team)
+    )
+    engine = engines.start(config, model, accumulate, team)
     trainable = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(
         [p for _, p in trainable], lr=config.lr, weight_decay=config.weight_decay, fused=True
     )
     eval_steps = {round((i + 1) * n_steps / config.n_evals) for i in range(config.n_evals)} - {0}
     state, best = State(), {}
-    if checkpoint is not None and checkpoint.exists():
-        state, best = checkpoint.load(State, model, optimizer, trainable)
+    if checkpoint is not None:
+        found = team.together(
+            lambda: checkpoint.load(State, model, optimizer, trainable, report=team.main)
+        )
+        if len(set(team.gather(found and found[0].step))) > 1:
+            raise processes.shared(
+                StoreError(f"not every process reads the same checkpoint {checkpoint.path}")
+            )
+        state, best = found or (state, best)
+    started = time.monotonic() - state.seconds
+    engine.prepare(model, optimizer, getattr(model, stage.unused))
+    dropout = model.blocks[0].dropout.p > 0
     pending: list[Tensor] = []  # losses since the last look: reading each at once would stall a GPU
 
     def flush() -> None:
-        losses = torch.stack(pending).tolist() if pending else []
+        losses = engine.total(pending) if pending else []
         first = state.step - len(losses) + 1
         pending.clear()
         for step, loss in enumerate(losses, first):
@@ -140,45 +175,68 @@ def fit(
         if losses and progress is not None:
             progress(state.step, n_steps, losses[-1])
 
+    def save() -> None:
+        flush()
+        state.seconds = time.monotonic() - started
+        team.decide(lambda: checkpoint.save(state, model, optimizer, trainable, best))
+
     model.train()
     while state.step < n_steps and not state.stopped:
-        step = state.step
         for group in optimizer.param_groups:
-            group["lr"] = config.lr * min(1.0, (step + 1) / max(1, config.warmup_steps))
-        with torch.random.fork_rng(devices=[], enabled=_has_dropout(model)):
-            if _has_dropout(model):
-                torch.manual_seed(derive_seed(stage.seed, stage.name, "dropout", step))
-            loss = stage.loss(model, stage.batch(step), step)
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()
+            group["lr"] = config.lr * min(1.0, (state.step + 1) / max(1, config.warmup_steps))
+        optimizer.zero_grad(set_to_none=True)
+        with torch.random.fork_rng(devices=[], enabled=dropout):
+            pending.append(_gradients(engine, stage, state.step, dropout))
         if config.clip:
-            torch.nn.utils.clip_grad_norm_([p for _, p in trainable], config.clip)
-        optimizer.step()
-        pending.append(loss.detach())
+            engine.clip([p for _, p in trainable], config.clip)
+        engine.optimizer.step()
         state.step += 1
         if state.step in eval_steps:
             flush()
-            best = _evaluate(model, stage, state) or best
+            best = _evaluate(model, engine, stage, state) or best
         elif len(pending) == 50:
             flush()
-        if checkpoint is not None and checkpoint.due(state.step):
-            flush()
-            checkpoint.save(state, model, optimizer, trainable, best)
+        if checkpoint is not None:
+            now = state.step in eval_steps or checkpoint.due_by_steps(state.step)
+            due, asked = engine.wishes(state.step, now, checkpoint.due, stop or (lambda: False))
+            asked &= state.step < n_steps and not state.stopped
+            if due or asked:
+                save()
+            if asked:
+                raise processes.shared(Stopped(stage.name, state.step, n_steps))
     flush()
+    state.seconds = time.monotonic() - started
     model.load_state_dict(best)
     model.eval()
     return state
 
 
-def _evaluate(model: Transformer, stage: Stage, state: State) -> dict[str, Tensor] | None:
+def _gradients(engine: Engine, stage: Stage, step: int, dropout: bool) -> Tensor:
+    """Forward and backward pass of a step; returns this process's part of the batch's loss."""
+    batch = stage.batch(step)
+    losses = []
+    for number, part, hidden, share in engine.pieces(batch, stage.hidden(batch, step)):
+        if dropout:
+            piece = () if engine.n_pieces == 1 else ("piece", number, engine.n_pieces)
+            torch.manual_seed(derive_seed(stage.seed, stage.name, "dropout", step, *piece))
+        with engine.accumulate():
+            loss = stage.loss(engine.model, part, hidden)
+            engine.backward(loss, share)
+        losses.append(loss.detach() if engine.n_pieces == 1 else loss.detach() * share)
+    return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
+
+
+def _evaluate(
+    model: Transformer, engine: Engine, stage: Stage, state: State
+) -> dict[str, Tensor] | None:
     """Evaluate, log, and decide on stopping; returns a copy of the weights if they are the best."""
     model.eval()
     with torch.no_grad():
-        values = stage.evaluate(model)
+        values = stage.evaluate(engine.evaluated)
         score = values.pop("score")
         is_best = score > state.best_score
         if is_best:
-            values |= stage.on_best(model)
+            values |= stage.on_best(engine.evaluated)
     model.train()
     state.log.append({"stage": stage.name, "step": state.step, **values, "best": is_best})
     if not all(map(math.isfinite, (score, *values.values()))):  # the last step broke the weights
@@ -193,76 +251,34 @@ def _evaluate(model: Transformer, stage: Stage, state: State) -> dict[str, Tenso
     return {k: v.detach().clone() for k, v in model.state_dict().items()} if is_best else None
 
 
-def _has_dropout(model: Transformer) -> bool:
-    return model.blocks[0].dropout.p > 0
-
-
-def _pieces(split: Split) -> Iterator[slice]:
-    """Pieces of a split that are small enough for one forward pass."""
-    size = max(1, min(EVAL_BATCH, EVAL_POSITIONS // split.x[0].numel()))
-    return (slice(start, start + size) for start in range(0, len(split), size))
-
-
-def accuracy(model: Transformer, split: Split) -> dict[str, float]:
-    """Classification accuracy and mean cross-entropy (nats) on a split."""
-    correct, loss = 0, 0.0
-    with torch.no_grad():
-        for piece in _pieces(split):
-            part = split.take(piece).trimmed()
-            logits = model.classify(part.x, part.length)
-            correct += int((logits.argmax(-1) == part.y).sum())
-            loss += float(F.cross_entropy(logits, part.y, reduction="sum"))
-    return {"accuracy": correct / len(split), "loss": loss / len(split)}
-
-
-def reconstruction(model: Transformer, split: Split, hidden_NT: Tensor) -> dict[str, float]:
-    """How well hidden values are reconstructed.
-
-    Returns:
-        loss per hidden position, and ``accuracy`` (tokens) or ``r2`` (pixels) as ``score``: the
-        criterion by which Amos et al. (2024) pick the checkpoint that goes on to finetuning.
-    """
-    total, loss, hits = int(hidden_NT.sum()), 0.0, 0
-    outputs, targets = [], []
-    with torch.no_grad():
-        for piece in _pieces(split):
-            part = split.take(piece).trimmed()
-            hidden = hidden_NT[piece, : part.x.shape[1]]
-            out = model.reconstruct(part.x, hidden, part.length)
-            loss += float(reconstruction_loss(out, part.x, hidden, model.scale)) * int(hidden.sum())
-            if model.kind == "tokens":
-                hits += int((out[hidden].argmax(-1) == part.x[hidden]).sum())
-            else:
-                outputs.append(out[hidden])
-                targets.append(part.x[hidden].to(out.dtype) / model.scale)
-    if model.kind == "tokens":
-        return {"loss": loss / total, "accuracy": hits / total, "score": hits / total}
-    y, y_hat = torch.cat(targets), torch.cat(outputs)
-    spread = ((y - y.mean()) ** 2).sum()  # 0 if all hidden values are the same: nothing to explain
-    r2 = float(1 - ((y - y_hat) ** 2).sum() / spread) if spread > 0 else 0.0
-    return {"loss": loss / total, "r2": r2, "score": r2}
-
-
 def pretrain(
     spec: Pretraining,
     data: TaskData,
     checkpoint: Checkpoint | None = None,
     progress: Callable | None = None,
+    stop: Callable[[], bool] | None = None,
+    accumulate: int = 1,
 ) -> Trained:
-    """Masked reconstruction of all training inputs; labels are never read."""
+    """Masked reconstruction of all training inputs; labels are never read.
+
+    The last four arguments, and what raises, are those of `fit`.
+    """
     config = spec.pretrain
     model = build(spec.model, data, spec.seed, "pretrain").to(data.train.x.device)
     val = data.val.sequences()
     hidden_val = hide(config, val.x, val.length, generator(spec.seed, "val", "mask"))
+    team = processes.team(val.x.device)
 
-    def loss(model: Transformer, batch: Split, step: int) -> Tensor:
+    def hidden(batch: Split, step: int) -> Tensor:
         g = generator(spec.seed, "pretrain", "mask", step)
-        hidden = hide(config, batch.x, batch.length, g)
-        output = model.reconstruct(batch.x, hidden, batch.length)
-        return reconstruction_loss(output, batch.x, hidden, model.scale)
+        return hide(config, batch.x, batch.length, g)
+
+    def loss(model: Transformer, part: Split, hidden: Tensor) -> Tensor:
+        output = model.reconstruct(part.x, hidden, part.length)
+        return reconstruction_loss(output, part.x, hidden, model.scale)
 
     def evaluate(model: Transformer) -> dict[str, float]:
-        values = reconstruction(model, val, hidden_val)
+        values = reconstruction(model, val, hidden_val, team)
         score = values.pop("score")
         if config.criterion == "loss":
             score = -values["loss"]
@@ -273,12 +289,14 @@ def pretrain(
         config=config,
         seed=spec.seed,
         loss=loss,
+        hidden=hidden,
         split=data.train.sequences() if config.labelled_only else data.unlabelled,
         evaluate=evaluate,
         sample=_fresh(spec.task, data),
+        unused="classifier",
     )
-    state = fit(model, stage, checkpoint, progress)
-    return Trained(model, state.log, _summary(state))
+    state = fit(model, stage, checkpoint, progress, stop, accumulate)
+    return Trained(model, state.log, _summary(state), state.seconds)
 
 
 def finetune(
@@ -287,8 +305,13 @@ def finetune(
     pretrained: dict[str, Tensor] | None = None,
     checkpoint: Checkpoint | None = None,
     progress: Callable | None = None,
+    stop: Callable[[], bool] | None = None,
+    accumulate: int = 1,
 ) -> Trained:
-    """Transfer, freeze, train from labels; the test split is only looked at, never chosen by."""
+    """Transfer, freeze, train from labels; the test split is only looked at, never chosen by.
+
+    The last four arguments, and what raises, are those of `fit`.
+    """
     model = build(run.model, data, run.seed, "finetune")
     if run.pretrain is not None and pretrained is None:
         raise ConfigError(
@@ -297,16 +320,17 @@ def finetune(
     report = copy_groups(model, pretrained or {}, run.transfer)
     report["frozen"] = freeze_groups(model, run.freeze)
     model = model.to(data.train.x.device)
+    team = processes.team(data.train.x.device)
 
-    def loss(model: Transformer, batch: Split, step: int) -> Tensor:
-        return F.cross_entropy(model.classify(batch.x, batch.length), batch.y)
+    def loss(model: Transformer, part: Split, hidden: None) -> Tensor:
+        return F.cross_entropy(model.classify(part.x, part.length), part.y)
 
     def evaluate(model: Transformer) -> dict[str, float]:
-        values = accuracy(model, data.val)
+        values = accuracy(model, data.val, team)
         return {"score": values["accuracy"], **{f"val_{k}": v for k, v in values.items()}}
 
     def on_best(model: Transformer) -> dict[str, float]:
-        return {f"test_{k}": v for k, v in accuracy(model, data.test).items()}
+        return {f"test_{k}": v for k, v in accuracy(model, data.test, team).items()}
 
     stage = Stage(
         name="finetune",
@@ -319,8 +343,8 @@ def finetune(
         stop_at=run.finetune.stop_at,
         sample=_fresh(run.task, data),
     )
-    state = fit(model, stage, checkpoint, progress)
-    return Trained(model, state.log, {**_summary(state), **report})
+    state = fit(model, stage, checkpoint, progress, stop, accumulate)
+    return Trained(model, state.log, {**_summary(state), **report}, state.seconds)
 
 
 def _fresh(task, data: TaskData) -> Callable | None:

@@ -37,7 +37,7 @@ def store(tmp_path) -> Store:
     return Store(tmp_path / "store")
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def tiny() -> Run:
     """Pretraining and finetuning on `neighbor`, 12 + 12 steps."""
     return Run(
@@ -91,6 +91,9 @@ def trained(monkeypatch) -> list[str]:
         monkeypatch.setattr(
             execute,
             name,
-            lambda *a, original=original, name=name: (calls.append(name), original(*a))[1],
+            lambda *a, original=original, name=name, **k: (
+                calls.append(name),
+                original(*a, **k),
+            )[1],
         )
     return calls

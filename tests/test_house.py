@@ -21,7 +21,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 import sptlib
-from sptlib import cli, experiments, presets
+from sptlib import cli, cli_options, cli_train, experiments, presets
 from sptlib import notebooks as nb
 from sptlib.config import override
 
@@ -187,10 +187,10 @@ def check_sptlib(words: list[str]) -> None:
     if name == "sweep":
         experiments.get(given["experiment"])
     if name == "train":
-        fields = dict(cli._assignment(change) for change in given["changes"])
+        fields = dict(cli_train._assignment(change) for change in given["changes"])
         override(presets.get(given["preset"], given["task"]), fields)
     if name == "run":
-        values = {key: cli._value(value) for key, value in given["given"]}
+        values = {key: cli_options.read_value(value) for key, value in given["given"]}
         for notebook in given["notebooks"]:
             for path in nb.available() if notebook == "all" else [nb.find(notebook)]:
                 nb.check_parameters(path, values)
@@ -201,7 +201,7 @@ def check_papermill(words: list[str]) -> None:
 
     _, given = parse(papermill, words)
     assert given["kernel"] == nb.KERNEL
-    values = {key: cli._value(value) for key, value in given["parameters"]}
+    values = {key: cli_options.read_value(value) for key, value in given["parameters"]}
     values |= {k: v for text in given["parameters_yaml"] for k, v in yaml.safe_load(text).items()}
     nb.check_parameters(ROOT / given["notebook_path"], values)
 

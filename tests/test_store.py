@@ -3,13 +3,20 @@
 import json
 import os
 import shutil
+import subprocess
 import sys
+import threading
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from filelock import Timeout
 
+from sptlib import execute
 from sptlib import store as module
+from sptlib.config import key, to_dict
 from sptlib.errors import StoreError
 from sptlib.execute import compute
 from sptlib.store import FILES, Store, default_path, repository_root
@@ -50,20 +57,21 @@ def test_putting_again_replaces(tiny, store):
 
 @pytest.mark.parametrize("name", [*FILES, "manifest.json"])
 def test_a_failure_while_writing_leaves_no_entry(tiny, store, monkeypatch, name):
-    write = Path.write_bytes
+    write = module._write
 
-    def failing(self, data):
-        if self.name == name:
-            write(self, data[: len(data) // 2])
-            raise OSError("disk full")
-        return write(self, data)
+    def failing(path, content):
+        if path.name == name:
+            write(path, content[: len(content) // 2])
+            raise OSError("lightning")
+        return write(path, content)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "write_bytes", failing)
-        with pytest.raises(OSError, match="disk full"):
+        patch.setattr(module, "_write", failing)
+        with pytest.raises(OSError, match="lightning"):
             store.put(tiny, **CONTENT)
     assert store.get(tiny) is None
     assert list(store.entries()) == []
+    assert list((store.path / ".tmp").iterdir()) == []
     store.put(tiny, **CONTENT)
     store.get(tiny).verify()
 
@@ -170,6 +178,199 @@ def test_looking_creates_nothing(tiny, store):
     assert store.get(tiny) is None
     assert list(store.entries()) == []
     assert not store.path.exists()
+
+
+# --- packed, and unpacked elsewhere -------------------------------------------------------------
+
+
+def test_an_entry_travels_as_bytes(tiny, store, tmp_path):
+    here = store.put(tiny, **CONTENT)
+    there = Store(tmp_path / "there").unpack(here.key, here.pack())
+    there.verify()
+    assert there.key == here.key
+    assert all(there.read(name) == here.read(name) for name in FILES)
+    assert there.manifest == here.manifest
+    _flip(here.path / "model.safetensors")
+    with pytest.raises(StoreError, match="is damaged"):
+        store.get(tiny).pack()
+
+
+def test_an_entry_that_is_replaced_while_it_is_read(tiny, store):
+    """The manifest is the old one, the file the new one: it is not damage."""
+    entry = store.put(tiny, **CONTENT)
+    assert entry.manifest
+    store.put(tiny, **{**CONTENT, "result": {"test_accuracy": 0.5}})
+    assert entry.result == {"test_accuracy": 0.5}
+    (entry.path / "metrics.jsonl").write_text("[]")
+    with pytest.raises(StoreError, match="is damaged"):
+        _ = entry.metrics
+
+
+def test_two_who_publish_at_once(tiny, store, monkeypatch):
+    """Somebody else's result appears between our look and our rename: one of them is kept."""
+    replace, calls = os.replace, []
+
+    def late(source, target):
+        calls.append(target)
+        if len(calls) == 1:
+            monkeypatch.setattr(os, "replace", replace)
+            Store(store.path).put(tiny, **{**CONTENT, "result": {"test_accuracy": 0.0}})
+        return replace(source, target)
+
+    monkeypatch.setattr(os, "replace", late)
+    store.put(tiny, **CONTENT)
+    store.get(tiny).verify()
+    assert store.get(tiny).result == CONTENT["result"]
+    assert len(list(store.entries())) == 1
+    assert list((store.path / ".tmp").iterdir()) == []
+
+
+# --- leases -------------------------------------------------------------------------------------
+
+HOLD = """
+import json, socket, sys, time
+from sptlib import store
+from sptlib.config import from_dict
+store.LEASE_SECONDS = float(sys.argv[3])
+if sys.argv[4]:
+    socket.gethostname = lambda: sys.argv[4]
+with store.Store(sys.argv[2]).lock(from_dict(json.loads(sys.argv[1]))):
+    print("held", flush=True)
+    time.sleep(1000)
+"""
+
+
+def hold(tiny, store, seconds: float = 30.0, host: str = "") -> subprocess.Popen:
+    """A process that holds the lease on `tiny`, perhaps on what it says is another host."""
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            HOLD,
+            json.dumps(to_dict(tiny)),
+            str(store.path),
+            str(seconds),
+            host,
+        ],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout.readline() == "held\n"
+    return process
+
+
+def end(process: subprocess.Popen) -> None:
+    process.kill()
+    process.communicate()
+
+
+def test_a_lease_that_lives_is_waited_for(tiny, store):
+    process = hold(tiny, store, 1.5, "another-host")
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(module, "LEASE_SECONDS", 1.5)
+            lock = store.lock(tiny)
+            with pytest.raises(Timeout):  # it is touched twice and more in this time
+                lock.acquire(timeout=4)
+            with store.lock(replace(tiny, seed=1)):
+                pass  # another result is another lease
+    finally:
+        end(process)
+
+
+def test_a_lease_of_the_dead_on_this_host_is_taken_over_at_once(tiny, store):
+    end(hold(tiny, store))
+    assert list(store.path.glob(".locks/*"))
+    started = time.monotonic()
+    with store.lock(tiny):
+        assert time.monotonic() - started < module.LEASE_SECONDS / 2
+    assert not list(store.path.glob(".locks/*"))
+
+
+def test_a_lease_of_the_dead_on_another_host_is_taken_over_in_time(tiny, store, monkeypatch):
+    """No clocks are compared: the waiting process only sees that nobody touches the file."""
+    end(hold(tiny, store, 1.5, "another-host"))
+    monkeypatch.setattr(module, "LEASE_SECONDS", 1.5)
+    started = time.monotonic()
+    with store.lock(tiny):
+        assert time.monotonic() - started >= 1.5
+
+
+def test_a_holder_that_slept_too_long_does_no_harm(tiny, store, where, monkeypatch):
+    """It lost its lease to one who thinks that it is dead; both end with the same result."""
+    original, other = execute.pretrain, []
+
+    def successor():
+        other.append(compute(tiny.pretraining, Store(store.path), where))
+
+    def slow(*arguments, **options):
+        monkeypatch.setattr(execute, "pretrain", original)
+        for lease in store.path.glob(".locks/*"):
+            lease.unlink()  # what a takeover does
+        thread = threading.Thread(target=successor)
+        thread.start()
+        thread.join()
+        return original(*arguments, **options)
+
+    monkeypatch.setattr(execute, "pretrain", slow)
+    mine = compute(tiny.pretraining, store, where)
+    mine.verify()
+    assert other[0].key == mine.key
+    assert len(list(store.entries())) == 1
+
+
+# --- a full disk --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A real file system of 256 KiB, if one can be mounted here."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "none", str(folder)]
+    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("nothing can be mounted here")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_a_full_disk(tiny, small_disk, where):
+    store = Store(small_disk / "store")
+    compute(tiny.pretraining, store, where)
+    (small_disk / "ballast").write_bytes(bytes(os.statvfs(small_disk).f_bfree * 4096 - 3 * 4096))
+    with pytest.raises(StoreError, match=r"^no space for the store .*No space left on device"):
+        compute(tiny, store, where)
+    assert [entry.key for entry in store.entries()] == [key(tiny.pretraining)]
+    assert list((store.path / ".tmp").iterdir()) == []
+    for entry in store.entries():
+        entry.verify()
+    (small_disk / "ballast").unlink()
+    compute(tiny, store, where).verify()
+
+
+LIMITED = """
+import json, resource, sys
+from sptlib.cli import main
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), resource.RLIM_INFINITY))
+main(sys.argv[2:])
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no such limits there")
+def test_a_file_that_may_not_grow(tmp_path, python):
+    """Where no disk can be filled, the kernel refuses large files all the same."""
+    store = Store(tmp_path / "store")
+    train = ["train", "--preset", "smoke", "--device", "cpu", "--store", str(store.path)]
+    done = python("-c", LIMITED, "2000", *train)
+    assert done.returncode == 1
+    assert len(done.stderr.strip().splitlines()[-1:]) == 1
+    assert "no space for the store" in done.stderr
+    assert "File too large" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert list(store.entries()) == []
+    done = python("-c", LIMITED, "10000000", *train)
+    assert done.returncode == 0, done.stderr
+    assert len(list(store.entries())) == 2
 
 
 # --- where it cannot be written -----------------------------------------------------------------

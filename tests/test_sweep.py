@@ -1,14 +1,19 @@
 """Sweeps: each thing once, failures do not spread, the same bytes with and without Dask."""
 
+import pickle
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
 
-from sptlib import sweep
-from sptlib.config import key, to_dict
+from sptlib import cluster, execute, sweep
+from sptlib.cluster import SchedulerError
+from sptlib.config import FinetuneConfig, ModelConfig, PretrainConfig, Run, key, to_dict
 from sptlib.errors import ConfigError, StoreError
+from sptlib.nodes import Outcome
 from sptlib.store import Store
-from sptlib.sweep import SweepError, compute_all
+from sptlib.sweep import Interrupted, SweepError, compute_all
+from sptlib.tasks import NeighborConfig
 
 SAME = ("config.json", "metrics.jsonl", "result.json", "model.safetensors")
 
@@ -33,6 +38,16 @@ def no_dask(*arguments, **options):
     raise AssertionError("Dask was started")
 
 
+def same_bytes(a: Store, b: Store) -> int:
+    """How many entries two stores have, all with the same bytes."""
+    ours, theirs = list(a.entries()), list(b.entries())
+    assert [e.key for e in ours] == [e.key for e in theirs]
+    for one, other in zip(ours, theirs, strict=True):
+        other.verify()
+        assert all(one.read(name) == other.read(name) for name in SAME), one.spec
+    return len(ours)
+
+
 def test_shared_pretrainings_are_computed_once(arms, store, trained):
     entries = compute_all([*arms, arms[0]], store, workers=1)
     assert sorted(trained) == 5 * ["finetune"] + 2 * ["pretrain"]
@@ -50,7 +65,7 @@ def test_pretrainings_can_be_asked_for_by_themselves(tiny, store, trained):
 
 def test_what_is_stored_needs_no_workers(arms, store, monkeypatch):
     compute_all(arms, store, workers=1)
-    monkeypatch.setattr(sweep, "_on_dask", no_dask)
+    monkeypatch.setattr(sweep.cluster, "connect", no_dask)
     monkeypatch.setattr(sweep, "_here", no_dask)
     assert len(compute_all(arms, store, workers=2)) == 5
 
@@ -79,33 +94,153 @@ def test_dask_computes_the_same_bytes(arms, tmp_path):
     lost = replace(arms[1], pretrain=replace(arms[1].pretrain, lr=1e38, warmup_steps=0))
     with pytest.raises(SweepError) as caught:  # also there, failures do not spread
         compute_all([bad, lost, *arms], there, workers=2)
-    assert set(caught.value.failed) == {key(bad), key(lost)}
-    assert "finetune diverged" in caught.value.failed[key(bad)]
-    assert "its pretraining failed: pretrain diverged" in caught.value.failed[key(lost)]
-    ours, theirs = list(here.entries()), list(there.entries())
-    assert [e.key for e in ours] == [e.key for e in theirs]
-    assert len(ours) == 7
-    for a, b in zip(ours, theirs, strict=True):
-        b.verify()
-        assert all(a.read(name) == b.read(name) for name in SAME)
+    failed = caught.value.failed
+    assert set(failed) == {key(bad), key(lost), key(lost.pretraining)}
+    assert "finetune diverged" in failed[key(bad)]
+    assert "pretrain diverged" in failed[key(lost.pretraining)]
+    assert failed[key(lost)] == f"its pretraining {key(lost.pretraining)[:12]} failed"
+    assert same_bytes(here, there) == 7
 
 
-def test_a_node_of_the_graph_says_why_it_failed(tiny, tmp_path):
-    options = {"store": str(tmp_path), "device": "cpu", "recompute": False}
-    assert sweep._work(to_dict(tiny), options, "no luck") == "its pretraining failed: no luck"
-    assert sweep._work(to_dict(tiny), options, "") == ""
+def test_a_run_that_raises_what_nobody_expected(arms, store, monkeypatch):
+    original = execute.finetune
+
+    def failing(run, *arguments, **options):
+        if run == arms[1]:
+            raise RuntimeError("the sky fell")
+        return original(run, *arguments, **options)
+
+    monkeypatch.setattr(execute, "finetune", failing)
+    with pytest.raises(SweepError) as caught:
+        compute_all(arms, store, workers=1)
+    assert caught.value.failed == {key(arms[1]): "RuntimeError: the sky fell"}
+    assert 'raise RuntimeError("the sky fell")' in caught.value.tracebacks[key(arms[1])]
+    what = "neighbor, seed 0: labels with qk from SPT"
+    assert caught.value.table() == f"{key(arms[1])[:12]}  {what}  RuntimeError: the sky fell"
+    assert len(list(store.entries())) == 6
+    monkeypatch.setattr(execute, "finetune", original)
+    assert len(compute_all(arms, store, workers=1)) == 5  # tried again, with success
+
+
+def test_an_error_of_many_failures_stays_readable(arms, store):
+    with pytest.raises(SweepError, match=r"4 failed.*; \.\.\.$") as caught:
+        compute_all([diverging(replace(arms[3], seed=seed)) for seed in range(4)], store, workers=1)
+    assert len(caught.value.table().splitlines()) == 4
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert (again.failed, again.table()) == (caught.value.failed, caught.value.table())
+
+
+def test_200_runs_share_10_pretrainings(store, trained, monkeypatch):
+    """Ten seeds, twenty arms each; the second call only looks things up."""
+    small = {"epochs": 1, "batch_size": 16, "warmup_steps": 0, "n_evals": 1}
+    base = Run(
+        task=NeighborConfig(length=8, n_train=16, n_val=8, n_test=8),
+        model=ModelConfig(width=4),
+        pretrain=PretrainConfig(**small),
+        finetune=FinetuneConfig(**small),
+    )
+    runs = [
+        replace(base, seed=seed, transfer=groups, finetune=replace(base.finetune, lr=lr))
+        for seed in range(10)
+        for groups in (("qk",), ("vo",), ("mlp",), ("embed",), ("all",))
+        for lr in (1e-3, 2e-3, 5e-3, 1e-2)
+    ]
+    assert len({key(run) for run in runs}) == 200
+    compute_all(runs, store, workers=1)
+    assert (trained.count("pretrain"), trained.count("finetune")) == (10, 200)
+    monkeypatch.setattr(sweep, "_here", no_dask)
+    assert [e.spec for e in compute_all(runs, store, workers=1)] == runs
+    assert len(trained) == 210
+
+
+def test_a_corrupted_pretraining_in_the_middle_of_a_sweep(arms, store):
+    """Nothing is computed from it; what does not need it goes on, and repairing mends it."""
+    compute_all([arms[0]], store, workers=1)
+    broken = store.get(arms[0].pretraining)
+    file = broken.path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1] + b"!")
+    with pytest.raises(SweepError) as caught:
+        compute_all(arms, store, workers=1)
+    assert set(caught.value.failed) == {key(arms[1]), key(arms[2])}
+    assert all(
+        "model.safetensors is damaged" in why and "verify --repair" in why
+        for why in caught.value.failed.values()
+    )
+    assert store.get(arms[3]) is not None
+    assert store.get(arms[4]) is not None
+    store.remove(broken.key)  # what --repair does
+    compute_all(arms, store, workers=1)
+    clean = Store(store.path.parent / "clean")
+    compute_all(arms, clean, workers=1)
+    assert same_bytes(clean, store) == 7
+
+
+def test_a_sweep_that_is_stopped_says_how_to_go_on(arms, store, monkeypatch, trained):
+    class Stop:
+        signum = 2
+
+        def __call__(self):
+            return len(trained) == 3
+
+    @contextmanager
+    def stopping():
+        yield Stop()
+
+    monkeypatch.setattr(sweep, "stopping", stopping)
+    with pytest.raises(Interrupted) as caught:
+        compute_all(arms, store, workers=1)
+    assert isinstance(caught.value, KeyboardInterrupt)
+    assert (caught.value.n_stored, caught.value.n_left) == (2, 5)
+    assert "2 trainings are stored, 5 are left" in str(caught.value)
+    assert "the same command goes on" in str(caught.value)
+    assert len(list(store.entries())) == 2
+    monkeypatch.undo()
+    compute_all(arms, store, workers=1)
+    clean = Store(store.path.parent / "clean")
+    compute_all(arms, clean, workers=1)
+    assert same_bytes(clean, store) == 7
+
+
+def test_a_node_of_the_graph_says_why_it_failed(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(cluster, "_reporter", lambda *a: lambda *b: None)
+    token = "seen"
+    options = {
+        "store": str(tmp_path),
+        "token": token,
+        "topic": "t",
+        "device": "cpu",
+        "checkpoint_seconds": 20,
+        "recompute": False,
+        "shared": True,
+    }
+    (tmp_path / ".work").mkdir()
+
+    def work(spec, after=None, name=None):
+        return cluster._work(name or key(spec), to_dict(spec), options, after)
+
+    assert "does not see the store" in work(tiny).error
+    (tmp_path / ".work" / token).touch()
+    assert work(tiny, Outcome(error="no luck")).error.startswith("its pretraining")
+    assert work(tiny, Outcome(stopped=True)).stopped
+    assert "other data or another version" in work(tiny, name="0" * 20).error
+    assert Store(tmp_path).get(tiny) is None
+    assert work(tiny) == Outcome()
     assert Store(tmp_path).get(tiny) is not None
-    assert "diverged" in sweep._work(to_dict(diverging(tiny)), options, None)
+    assert "diverged" in work(diverging(tiny)).error
+    cluster._stop("t")
+    assert work(replace(tiny, seed=1)).stopped
+    cluster._STOPPED.discard("t")
 
 
-def test_a_scheduler_that_is_none(tiny, store):
-    for address in ("nonsense", "ftp://host:1"):
-        with pytest.raises(ConfigError, match=f"no Dask scheduler answers at '{address}'"):
+def test_a_scheduler_that_is_none(tiny, store, monkeypatch):
+    monkeypatch.setattr(cluster, "CONNECT_SECONDS", 1.0)
+    for address in ("nonsense", "ftp://host:1", "tcp://127.0.0.1:1"):
+        with pytest.raises(SchedulerError, match=f"no Dask scheduler answers at '{address}'"):
             compute_all([tiny], store, scheduler=address)
 
 
 def test_no_process_is_started_for_a_sweep_that_cannot_work(arms, tmp_path, monkeypatch):
-    monkeypatch.setattr(sweep, "_on_dask", no_dask)
+    monkeypatch.setattr(sweep.cluster, "connect", no_dask)
     (tmp_path / "file").touch()
     with pytest.raises(StoreError, match="cannot be written"):
         compute_all(arms, Store(tmp_path / "file"), workers=2)

@@ -9,12 +9,13 @@ Each has ``cases(preset, seeds, ...)`` (Runs with their labels), ``table(results
 from types import ModuleType
 
 from sptlib.errors import unknown
-from sptlib.experiments import few_labels, replication, synthetic
+from sptlib.experiments import duration, few_labels, replication, synthetic
 
 EXPERIMENTS: dict[str, ModuleType] = {
     "synthetic": synthetic,
     "few_labels": few_labels,
     "replication": replication,
+    "duration": duration,
 }
 
 

@@ -1,6 +1,5 @@
 """What the experiments share: arms derived from one Run, and tables read from entries."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,6 +11,7 @@ from sptlib.errors import ConfigError, StoreError
 from sptlib.export import Shipped, Study
 from sptlib.store import Entry, Store
 from sptlib.sweep import compute_all
+from sptlib.tables import flat as flat  # it lived here
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,11 @@ def collect(cases: Sequence[Case], store: Store, **options) -> list[Result]:
         store: where results are.
         **options: of `sptlib.sweep.compute_all`: scheduler, workers, device, recompute.
     """
-    entries = compute_all([case.run for case in cases], store, **options)
+    return paired(cases, compute_all([case.run for case in cases], store, **options))
+
+
+def paired(cases: Sequence[Case], entries: Sequence[Entry]) -> list[Result]:
+    """The results of cases, from their entries in the same order."""
     return [Result(case.labels, entry) for case, entry in zip(cases, entries, strict=True)]
 
 
@@ -96,24 +100,6 @@ def with_steps(run: Run, n_steps: int, **changes) -> Run:
     epochs = n_steps * min(finetune.batch_size, n_sequences) / n_sequences
     n_evals = max(1, round(run.finetune.n_evals * n_steps / label_steps(run)))
     return replace(run, finetune=replace(finetune, epochs=epochs, n_evals=n_evals))
-
-
-def flat(entry: Entry) -> dict[str, Any]:
-    """One row: every field of the Run by dotted name, the result, and what it was computed with."""
-    row: dict[str, Any] = {"key": entry.key}
-
-    def walk(prefix: str, value: Any) -> None:
-        if isinstance(value, dict):
-            for name, inner in value.items():
-                walk(f"{prefix}.{name}" if prefix else name, inner)
-        else:
-            row[prefix] = " ".join(map(str, value)) if isinstance(value, list) else value
-
-    walk("", json.loads(entry.read("config.json")))
-    row |= {k: v for k, v in entry.result.items() if not isinstance(v, list)}
-    row["seconds"] = entry.environment["seconds"]
-    row["device"] = entry.environment["device"]
-    return row
 
 
 def losses(entry: Entry, stage: str, window: int = 25) -> pd.DataFrame:

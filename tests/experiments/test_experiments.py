@@ -7,7 +7,7 @@ import pytest
 from sptlib import experiments, presets, tuning
 from sptlib.config import digest, key
 from sptlib.errors import ConfigError
-from sptlib.experiments import base, few_labels, replication, synthetic
+from sptlib.experiments import base, duration, few_labels, replication, synthetic
 from sptlib.experiments.base import label_steps
 from sptlib.notebooks import root
 from sptlib.store import Store
@@ -39,7 +39,10 @@ def test_seeds_of_the_search_are_never_reported():
         assert not reported & set(tuning.SEEDS)
 
 
-@pytest.mark.parametrize("module", experiments.EXPERIMENTS.values())
+SEARCHED = [module for module in experiments.EXPERIMENTS.values() if hasattr(module, "TUNED_AT")]
+
+
+@pytest.mark.parametrize("module", SEARCHED)
 def test_rates_follow_from_the_shipped_search(module):
     table = tuning.read(module.NAME, root())
     assert set(table["preset"]) == {module.TUNED_AT}
@@ -246,3 +249,46 @@ def test_rows_of_the_replication_by_name_or_recipe():
     live = {c.labels["task"] for c in replication.cases("classroom", 1)}
     assert live == set(replication.LIVE)
     assert len(replication.table([])) == 0
+
+
+# --- duration ------------------------------------------------------------------------------------
+
+
+def test_durations_are_the_published_shares():
+    assert duration.lengths("classroom") == (0.0, 0.08, 0.8, 4.0, 8.0, 16.0)
+    assert duration.lengths("smoke") == (0.0, 0.5, 1.0, 2.0)  # the others come to one step as well
+    assert duration.lengths("classroom", [5, 0, 1]) == (0.0, 1.0, 5.0)
+    for wrong in ([-1], [1, 1.0]):
+        with pytest.raises(ConfigError, match="pretrain_epochs takes"):
+            duration.lengths("classroom", wrong)
+    with pytest.raises(ConfigError, match="about the task neighbor"):
+        duration.cases("smoke", task="image")
+
+
+def test_each_duration_has_its_equals():
+    found = duration.cases("classroom", 2)
+    for seed in (0, 1):
+        runs = {(c.labels["epochs"], c.labels["arm"]): c.run for c in found if c.run.seed == seed}
+        assert len(runs) == 11
+        assert runs[0.0, duration.NONE].pretrain is None
+        for epochs in duration.lengths("classroom")[1:]:
+            spt, scratch = runs[epochs, duration.SPT], runs[epochs, duration.SCRATCH]
+            assert spt.pretrain.epochs == epochs
+            both = spt.pretrain.n_steps(spt.task.n_inputs) + label_steps(spt)
+            assert (scratch.pretrain, label_steps(scratch)) == (None, both)
+            assert spt.task == scratch.task
+            assert label_steps(spt) == label_steps(runs[0.0, duration.NONE])
+    full = next(c.run for c in found if c.labels["epochs"] == 16 and c.labels["arm"] == "SPT")
+    assert full == synthetic.make("SPT", synthetic.base_run("classroom", (1, 3), 0))
+
+
+def test_a_sweep_of_durations(store):
+    table = duration.table(collect(duration, store, pretrain_epochs=[0, 1, 2]))
+    assert table[["epochs", "arm"]].values.tolist() == [
+        [0.0, "labels only"],
+        [1.0, "SPT"],
+        [1.0, "scratch, equal total steps"],
+        [2.0, "SPT"],
+        [2.0, "scratch, equal total steps"],
+    ]
+    assert table["steps"].tolist() == [4, 4, 6, 4, 8]

@@ -1,0 +1,43 @@
+"""One node of a sweep's graph: a training, and how it ended."""
+
+import traceback
+from dataclasses import dataclass
+
+from sptlib.config import Pretraining, Run, key
+from sptlib.errors import SptError, Stopped
+from sptlib.execute import Where, compute
+from sptlib.store import Store
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How one training ended: stored, failed with an error, or stopped before its end."""
+
+    error: str = ""
+    traceback: str = ""
+    stopped: bool = False
+    files: dict[str, bytes] | None = None
+
+
+def attempt(spec: Run | Pretraining, store: Store, where: Where, recompute: bool) -> Outcome:
+    """Compute one training; whatever happens becomes an `Outcome`."""
+    try:
+        compute(spec, store, where, recompute)
+    except Stopped:
+        return Outcome(stopped=True)
+    except SptError as error:
+        return Outcome(error=str(error))
+    except Exception as error:  # the others go on; this one is reported with its cause
+        text = f"{type(error).__name__}: {error}".strip(": ")
+        return Outcome(error=text, traceback=traceback.format_exc())
+    return Outcome()
+
+
+def waits_for(spec: Run | Pretraining) -> str:
+    """The key of the pretraining that a Run starts from, or ""."""
+    return key(spec.pretraining) if isinstance(spec, Run) and spec.pretrain is not None else ""
+
+
+def after_failure(name: str) -> Outcome:
+    """What becomes of a Run whose pretraining, of this key, failed."""
+    return Outcome(error=f"its pretraining {name[:12]} failed")

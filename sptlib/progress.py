@@ -1,0 +1,134 @@
+"""What a sweep shows while it computes: how much is done, what is running, when it will end."""
+
+import sys
+import time
+from collections.abc import Mapping
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+from sptlib.config import ALIASES, Pretraining, Run
+
+LINE_SECONDS = 10.0  # between two lines where the output is no terminal
+
+
+def title(spec: Run | Pretraining) -> str:
+    """A training in a few words: task, seed, how it starts."""
+    if isinstance(spec, Pretraining):
+        how = "pretraining"
+    elif spec.pretrain is None:
+        how = "labels from scratch"
+    elif spec.transfer == ALIASES["all"]:
+        how = "labels after SPT"
+    else:
+        how = f"labels with {', '.join(spec.transfer) or 'nothing'} from SPT"
+    frozen = f", {', '.join(spec.freeze)} frozen" if isinstance(spec, Run) and spec.freeze else ""
+    return f"{spec.task.name}, seed {spec.seed}: {how}{frozen}"
+
+
+def n_steps(spec: Run | Pretraining) -> int:
+    """Planned optimiser steps; early stopping may take fewer."""
+    if isinstance(spec, Pretraining):
+        n = spec.task.n_labels if spec.pretrain.labelled_only else 0
+        return spec.pretrain.n_steps(n or spec.task.n_inputs)
+    return spec.finetune.n_steps(spec.task.n_labels or spec.task.n_train)
+
+
+def duration(seconds: float) -> str:
+    """Seconds for people: "40 s", "12 min", "3 h 20 min", "2 d 4 h"."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    if minutes < 60:
+        return f"{minutes} min"
+    if minutes < 48 * 60:
+        return f"{minutes // 60} h {minutes % 60} min"
+    return f"{minutes // 1440} d {minutes % 1440 // 60} h"
+
+
+class Board:
+    """Progress of a sweep on stderr: bars in a terminal, else a line now and then.
+
+    Args:
+        nodes: everything that will be computed, by key.
+    """
+
+    def __init__(self, nodes: Mapping[str, Run | Pretraining]):
+        self.nodes = nodes
+        self.weight = {name: float(n_steps(spec)) for name, spec in nodes.items()}
+        self.part = dict.fromkeys(nodes, 0.0)  # of each training, from 0 to 1
+        self.finished: set[str] = set()
+        self.note = ""
+        self.started = self._printed = time.monotonic()
+        console = Console(stderr=True)
+        self._bars = None
+        if console.is_terminal:
+            columns = (
+                TextColumn("{task.description}"),
+                BarColumn(),
+                TextColumn("{task.fields[text]}"),
+            )
+            self._bars = Progress(*columns, console=console, transient=True)
+            self._total = self._bars.add_task("all", total=1.0, text="")
+            self._rows: dict = {}
+
+    def __enter__(self) -> "Board":
+        if self._bars is not None:
+            self._bars.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._bars is not None:
+            self._bars.stop()
+
+    def step(self, name: str, stage: str, step: int, n_steps: int, loss: float) -> None:
+        """A training has come to a step."""
+        self.part[name] = step / n_steps
+        if self._bars is not None and name not in self.finished:
+            if name not in self._rows:
+                self._rows[name] = self._bars.add_task(title(self.nodes[name]), total=1.0, text="")
+            text = f"step {step} of {n_steps}, loss {loss:.4f}"
+            self._bars.update(self._rows[name], completed=self.part[name], text=text)
+        self.show()
+
+    def done(self, name: str, error: str = "") -> None:
+        """A training is stored, or has failed."""
+        self.part[name] = 1.0
+        self.finished.add(name)
+        if self._bars is not None and name in self._rows:
+            self._bars.remove_task(self._rows.pop(name))
+        if error:
+            self.say(f"failed: {title(self.nodes[name])}: {error}")
+        self.show(final=len(self.finished) == len(self.nodes))
+
+    def say(self, text: str) -> None:
+        """One line for the reader, above the bars."""
+        if self._bars is not None:
+            self._bars.console.print(text, markup=False, highlight=False)
+        else:
+            print(text, file=sys.stderr, flush=True)
+
+    def left(self) -> float | None:
+        """Estimated seconds until the end, at the pace so far; None while that is unknown."""
+        total = sum(self.weight.values())
+        done = sum(self.weight[name] * part for name, part in self.part.items())
+        passed = time.monotonic() - self.started
+        return passed * (total - done) / done if done > 0 and passed > 1 else None
+
+    def show(self, final: bool = False) -> None:
+        """Bring what is seen up to date."""
+        left = self.left()
+        text = f"{len(self.finished)} of {len(self.nodes)} trainings"
+        if final:
+            text += f" in {duration(time.monotonic() - self.started)}"
+        elif left is not None:
+            text += f", {duration(left)} left"
+        text += self.note
+        now = time.monotonic()
+        if self._bars is not None:
+            total = sum(self.weight.values())
+            done = sum(self.weight[name] * part for name, part in self.part.items())
+            self._bars.update(self._total, completed=done / total, text=text)
+        elif final or now - self._printed >= LINE_SECONDS:
+            self._printed = now
+            print(text, file=sys.stderr, flush=True)
