@@ -44,7 +44,7 @@ def cost(experiments, preset, seeds, device, precision, seconds, file) -> None:
     Everything distinct is counted once, however many Runs or experiments share it.
     """
     from sptlib import cost as costs
-    from sptlib import devices, presets
+    from sptlib import cost_report, devices, presets
 
     presets.check(preset)
     device = devices.check(device or ("h200" if preset == "paper" else "cpu"))
@@ -52,9 +52,9 @@ def cost(experiments, preset, seeds, device, precision, seconds, file) -> None:
     table = costs.estimate(cases, device=device, seconds=seconds, precision=precision)
     if file is not None:
         table.to_csv(file, index=False)
-    click.echo(costs.text(table))
+    click.echo(cost_report.text(table))
     click.echo()
-    for sentence in (costs.dominant(table), *costs.notes(table, device)):
+    for sentence in (cost_report.dominant(table), *cost_report.notes(table, device)):
         click.echo(sentence)
     if file is not None:
         click.echo(f"{len(table)} rows written to {file}")

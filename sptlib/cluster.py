@@ -17,13 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
-
-from sptlib import __version__
-from sptlib.config import NUMERICS, SCHEMA, Pretraining, Run, from_dict, key, to_dict
+from sptlib import worker
+from sptlib.config import Pretraining, Run, to_dict
 from sptlib.errors import ConfigError, SptError
 from sptlib.execute import Where
-from sptlib.nodes import Outcome, after_failure, attempt, waits_for
+from sptlib.nodes import Outcome, waits_for
 from sptlib.progress import Board
 from sptlib.store import Store
 
@@ -43,7 +41,6 @@ CONNECT_SECONDS = 20.0  # to wait for a scheduler to answer
 LOST_SECONDS = 5.0  # without a connection, after which the scheduler counts as gone
 STOP_SECONDS = 30.0  # that running trainings have to save themselves after Ctrl-C
 COUNT_SECONDS = 5.0  # between two counts of the workers, while nothing happens
-REPORT_SECONDS = 1.0  # between two reports of a training's progress
 
 
 class SchedulerError(SptError):
@@ -184,18 +181,19 @@ class _Sweep:
         }
         self.inbox: queue.SimpleQueue = queue.SimpleQueue()
         self.futures: dict = {}
+        self.sent: dict = {}
         self.seen_at = self.counted_at = time.monotonic()
 
     def outcomes(self) -> dict[str, Outcome]:
         self.token.touch()
         self.client.subscribe_topic(self.tag, lambda event: self.inbox.put(("step", event[1])))
-        shared = self._ask(self.client.submit(_sees, self.options, key=f"sees-{self.tag}"))
+        shared = self._ask(self.client.submit(worker.sees, self.options, key=f"sees-{self.tag}"))
         if shared is None:  # stopped before any worker came
             return dict.fromkeys(self.nodes, Outcome(stopped=True))
         self.options["shared"] = shared
         if not shared:
             self.board.say("the workers do not see the store; results are sent back")
-        self._submit()
+        self._submit(self.nodes, wait=False)
         found: dict[str, Outcome] = {}
         deadline = None
         while len(found) < len(self.nodes):
@@ -205,32 +203,44 @@ class _Sweep:
                 self.board.step(name, *progress)
             elif kind == "done":
                 found[value] = self._outcome(value)
-                if not found[value].stopped:
+                if not found[value].stopped and not found[value].busy:
                     self.board.done(value, found[value].error)
+            if len(found) == len(self.nodes):  # what another sweep computes just now comes last
+                busy = {name: self.nodes[name] for name in found if found[name].busy}
+                found = {name: outcome for name, outcome in found.items() if name not in busy}
+                self._submit({n: s for n, s in self.nodes.items() if n in busy}, wait=True)
             if deadline is None and self.stop():
                 self.board.say("stopping: running trainings save a checkpoint")
-                self.client.run(_stop, self.tag, on_error="ignore")
+                self.client.run(worker.stop, self.tag, on_error="ignore")
                 deadline = time.monotonic() + STOP_SECONDS
             if deadline is not None and time.monotonic() > deadline:
                 left = [name for name in self.nodes if name not in found]
                 found |= dict.fromkeys(left, Outcome(stopped=True))
         return {name: found[name] for name in self.nodes}
 
-    def _submit(self) -> None:
-        sent: dict = {}  # pretrainings that are stored here, for workers that do not see them
-        for name, spec in self.nodes.items():
+    def _submit(self, nodes: Mapping[str, Run | Pretraining], wait: bool) -> None:
+        for name, spec in nodes.items():
             before = waits_for(spec)
             after = self.futures.get(before)
             if before and after is None and not self.options["shared"]:
-                if before not in sent:
-                    files = self.store.find(before).pack()
-                    sent[before] = self.client.scatter(Outcome(files=files), hash=False)
-                after = sent[before]
+                after = self._send(before)
             future = self.client.submit(
-                _work, name, to_dict(spec), self.options, after, key=f"{name}-{self.tag}"
+                worker.work,
+                name,
+                to_dict(spec),
+                {**self.options, "wait": wait},
+                after,
+                key=f"{name}-{self.tag}-{wait}",
             )
             self.futures[name] = future
             future.add_done_callback(lambda _, name=name: self.inbox.put(("done", name)))
+
+    def _send(self, name: str):
+        """A pretraining that is stored here, for workers that do not see the store."""
+        if name not in self.sent:
+            outcome = Outcome(files=self.store.find(name).pack())
+            self.sent[name] = self.client.scatter(outcome, hash=False)
+        return self.sent[name]
 
     def _outcome(self, name: str) -> Outcome:
         future = self.futures[name]
@@ -302,82 +312,3 @@ def _explain(error: BaseException | None) -> str:
     if isinstance(error, ImportError):
         return f"a worker cannot import what it needs ({error}); install the same sptlib there"
     return f"{name}: {error}"
-
-
-# --- on a worker --------------------------------------------------------------------------------
-
-_STOPPED: set[str] = set()  # sweeps that this process shall end
-
-
-def _stop(tag: str) -> None:
-    _STOPPED.add(tag)
-
-
-def _sees(options: dict) -> bool:
-    """Whether this worker sees the client's store."""
-    return (Path(options["store"]) / ".work" / options["token"]).exists()
-
-
-def _work(name: str, fields: dict, options: dict, after: Outcome | None) -> Outcome:
-    """One node of the graph."""
-    if options["topic"] in _STOPPED or (after is not None and after.stopped):
-        return Outcome(stopped=True)
-    spec = from_dict(fields)
-    if after is not None and after.error:
-        return after_failure(waits_for(spec))
-    if key(spec) != name:
-        return Outcome(
-            error=f"a worker has other data or another version (there: sptlib {__version__}, "
-            f"schema {SCHEMA}, numerics {NUMERICS}, torch {torch.__version__})"
-        )
-    if options["shared"] and not _sees(options):
-        return Outcome(error=f"a worker does not see the store {options['store']}, others do")
-    store = Store(options["store"]) if options["shared"] else _own_store()
-    if after is not None and after.files is not None and store.find(waits_for(spec)) is None:
-        store.unpack(waits_for(spec), after.files)
-    where = Where(
-        device=_device(options["device"]),
-        checkpoint_seconds=options["checkpoint_seconds"],
-        progress=_reporter(name, options["topic"]),
-        stop=lambda: options["topic"] in _STOPPED,
-    )
-    # a Run never recomputes its pretraining: that is a node of its own
-    outcome = attempt(spec, store, where, options["recompute"])
-    if options["shared"] or outcome.error or outcome.stopped:
-        return outcome
-    files = store.find(name).pack()
-    if isinstance(spec, Run):
-        store.remove(name)  # it lives in the client's store
-    return Outcome(files=files)
-
-
-def _own_store() -> Store:
-    from distributed import get_worker
-
-    return Store(Path(get_worker().local_directory) / "sptlib-store")
-
-
-def _device(name: str) -> str:
-    """With several GPUs, each worker of a host takes the next one."""
-    n = torch.cuda.device_count() if name == "auto" else 0
-    return f"cuda:{_number() % n}" if n > 1 else name
-
-
-def _number() -> int:
-    from distributed import get_worker
-
-    name = get_worker().name
-    return name if isinstance(name, int) else hash(name)
-
-
-def _reporter(name: str, topic: str) -> Callable[[str, int, int, float], None]:
-    from distributed import get_worker
-
-    worker, last = get_worker(), [0.0]
-
-    def report(stage: str, step: int, n_steps: int, loss: float) -> None:
-        if time.monotonic() - last[0] >= REPORT_SECONDS:
-            last[0] = time.monotonic()
-            worker.log_event(topic, (name, stage, step, n_steps, loss))
-
-    return report

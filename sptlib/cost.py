@@ -9,15 +9,16 @@ here or estimated for a GPU (`sptlib.devices`).
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import pandas as pd
 
 from sptlib import devices, experiments, presets
 from sptlib.config import Pretraining, Run, digest
-from sptlib.data.make import cores
 from sptlib.devices import GPUS, Gpu, Pace
-from sptlib.errors import unknown
+from sptlib.errors import SptError, unknown
 from sptlib.experiments.base import Case
-from sptlib.workload import BEST, Workload, workload
+from sptlib.store import Store
+from sptlib.workload import Workload, workload
 
 #: experiment, or any other name, with its cases
 Cases = Mapping[str, Sequence[Case]]
@@ -52,6 +53,7 @@ COLUMNS = {
     "hours_max": "the same if every evaluation is a new best",
     "hours_total": "hours of all n, one after the other",
     "share": "of the hours of the table",
+    "recorded": "hours that trainings of this kind took that are stored; their mean, NaN = none",
     "may_stop": "whether it may stop early: its cost is then an upper bound",
     "by": "measured, scaled (from a smaller measurement), or what limits a GPU: arithmetic, "
     "memory or dispatch",
@@ -64,6 +66,7 @@ class _Training:
     """One training, and what asks for it."""
 
     spec: Run | Pretraining
+    key: str
     work: Workload
     experiment: str
     also: set[str] = field(default_factory=set)
@@ -108,6 +111,7 @@ def estimate(
     device: str = "cpu",
     seconds: float = 30.0,
     precision: str = "",
+    store: Store | None = None,
 ) -> pd.DataFrame:
     """The cost of everything that these cases need.
 
@@ -117,6 +121,7 @@ def estimate(
             which is measured.
         seconds: for measuring; a GPU takes none.
         precision: fp32, tf32 or bf16 for all; "" = each training's own. Of GPUs only.
+        store: whose results say how long trainings really took.
 
     Returns:
         A row per kind of training, with the columns of `COLUMNS`; all that cost the same in the
@@ -137,7 +142,10 @@ def estimate(
         paces = {work.shape: devices.on_gpu(work, gpu, precision) for work in works}
     else:
         gpu, paces = None, devices.measure(works, seconds)
-    rows = [_row(some, paces[some[0].work.shape], precision, gpu) for some in kinds.values()]
+    taken = _recorded(store) if store is not None else {}
+    rows = [
+        _row(some, paces[some[0].work.shape], precision, gpu, taken) for some in kinds.values()
+    ]
     table = pd.DataFrame(rows, columns=[name for name in COLUMNS if name != "share"])
     share = table["hours_total"] / table["hours_total"].sum()
     table.insert(table.columns.get_loc("hours_total") + 1, "share", share)
@@ -156,7 +164,7 @@ def _trainings(cases: Cases) -> list[_Training]:
                     seedless = digest(replace(spec, seed=0))
                     if seedless not in works:
                         works[seedless] = workload(spec)
-                    found[key] = _Training(spec, works[seedless], experiment)
+                    found[key] = _Training(spec, key, works[seedless], experiment)
                 training = found[key]
                 if training.experiment == experiment:
                     training.labels.append(case.labels)
@@ -165,7 +173,10 @@ def _trainings(cases: Cases) -> list[_Training]:
     return list(found.values())
 
 
-def _row(some: list[_Training], pace: Pace, precision: str, gpu: Gpu | None) -> dict:
+def _row(
+    some: list[_Training], pace: Pace, precision: str, gpu: Gpu | None, taken: dict[str, float]
+) -> dict:
+    """One row of the table, for trainings that cost the same."""
     first, n = some[0], len(some)
     work = max((training.work for training in some), key=lambda w: w.resident)
     precision = precision or work.precision
@@ -207,151 +218,19 @@ def _row(some: list[_Training], pace: Pace, precision: str, gpu: Gpu | None) -> 
         "hours": hours(work.n_tests),
         "hours_max": hours(work.n_evals),
         "hours_total": n * hours(work.n_tests),
+        "recorded": float(np.mean([taken[t.key] for t in some if t.key in taken] or np.nan)),
         "may_stop": work.may_stop,
         "by": pace.by,
         "note": pace.note,
     }
 
 
-# --- for people --------------------------------------------------------------------------------
-
-
-def shown(table: pd.DataFrame) -> pd.DataFrame:
-    """The table as words, the dearest first, with a row of totals; ≤ marks upper bounds.
-
-    Memory is that of one training, so that its total is the largest; ! = the device has less.
-    """
-    rows = []
-    for row in table.sort_values("hours_total", ascending=False).to_dict("records"):
-        most = "≤ " if row["may_stop"] else ""
-        rows.append(
-            {
-                "experiment": row["experiment"] + (f" (+ {row['also']})" if row["also"] else ""),
-                "task": row["task"],
-                "training": _training(row),
-                "labels": row["cell"],
-                "n": f"{row['n']}",
-                "steps": f"{row['steps']:,}",
-                "length": f"{row['length']:,.0f}",
-                "FLOPs each": most + scientific(row["flops"]),
-                "memory": size(row["bytes"]) + ("" if row["fits"] in (True, None) else " !"),
-                "time each": most + duration(row["hours"]),
-                "time of all": most + duration(row["hours_total"]),
-                "share": f"{row['share']:.1%}",
-            }
-        )
-    most = "≤ " if table["may_stop"].any() else ""
-    total = {
-        "experiment": "total",
-        "n": f"{table['n'].sum()}",
-        "FLOPs each": f"all {most}{scientific(table['flops_total'].sum())}",
-        "memory": size(table["bytes"].max()),
-        "time of all": most + duration(table["hours_total"].sum()),
-        "share": "100.0%",
-    }
-    columns = {name: total.get(name, "") for name in rows[0]}
-    return pd.DataFrame([*rows, columns])
-
-
-def text(table: pd.DataFrame) -> str:
-    """`shown`, for a terminal: words to the left, numbers to the right."""
-    words = shown(table)
-    left = ("experiment", "task", "training", "labels")
-    wide = {name: max(len(name), *map(len, words[name])) for name in words}
-    lines = [dict(zip(words, words, strict=True)), *words.to_dict("records")]
-    return "\n".join(
-        "  ".join(
-            line[name].ljust(n) if name in left else line[name].rjust(n) for name, n in wide.items()
-        )
-        for line in lines
-    )
-
-
-def _training(row: dict) -> str:
-    if row["stage"] == "finetune":
-        return row["arm"] or "labels"
-    return f"pretraining of {row['arm']}" if row["arm"] not in ("", "SPT") else "pretraining"
-
-
-def scientific(flops: float) -> str:
-    """``2.4e15``."""
-    mantissa, exponent = f"{flops:.1e}".split("e")
-    return f"{mantissa}e{int(exponent)}"
-
-
-def size(n: float) -> str:
-    """Bytes with a unit."""
-    for unit, many in (("GB", 1e9), ("MB", 1e6)):
-        if n >= many:
-            return f"{n / many:.1f} {unit}"
-    return f"{n / 1e3:.0f} kB"
-
-
-def duration(hours: float) -> str:
-    """Hours with the unit in which they are easily read."""
-    units = {"years": 365.25 * 24, "days": 24, "hours": 1, "min": 1 / 60, "s": 1 / 3600}
-    unit = next((u for u, many in units.items() if hours >= 2 * many), "s")
-    return f"{hours / units[unit]:,.1f} {unit}"
-
-
-def dominant(table: pd.DataFrame, share: float = 0.5) -> str:
-    """A sentence: which kinds of training make up at least this share of the hours."""
-    rows = table.sort_values("share", ascending=False)
-    n = int((rows["share"].cumsum() < share).sum()) + 1
-    named = ", ".join(
-        f"{row['task']} {_training(row)} ({row['share']:.0%})"
-        for row in rows.head(n).to_dict("records")
-    )
-    by_stage = table.groupby("stage")["hours_total"].sum() / table["hours_total"].sum()
-    return (
-        f"{rows['share'].head(n).sum():.0%} of the time goes into {n} of {len(table)} kinds of "
-        f"training: {named}. Pretraining takes {by_stage.get('pretrain', 0.0):.0%} of all."
-    )
-
-
-def notes(table: pd.DataFrame, device: str) -> list[str]:
-    """What the numbers rest on, a sentence each."""
-    total = table["hours_total"].sum()
-    more = (table["n"] * table["hours_max"]).sum() / total - 1
-    found = []
-    if device in GPUS:
-        gpu = GPUS[device]
-        rates = ", ".join(f"{name} {rate / 1e12:g}" for name, rate in gpu.peak.items())
-        found.append(
-            f"{gpu.name}: {rates} TFLOP/s dense, {gpu.memory / 1e9:g} GB, "
-            f"{gpu.bandwidth / 1e12:g} TB/s; published values ({gpu.source})."
-        )
-        found.append(
-            f"Assumed, not measured: {devices.UTILISATION:.0%} of the peak in matrix products, "
-            f"{devices.MOVES} passes over what is kept for backward, and at least "
-            f"{1e6 * devices.DISPATCH:g} µs per operation."
-        )
-        lacking = sorted({p for p in table["precision"] if p not in gpu.peak})
-        if lacking:
-            found.append(f"It has no units for {', '.join(lacking)}: fp32's rate is taken.")
-        if not table["fits"].all():
-            found.append("! = more memory than it has.")
-    else:
-        n = cores()
-        found.append(
-            f"One thread of this machine, measured now; a sweep on its {n} cores takes about "
-            f"{duration(total / n)}, as long as they do not slow one another down."
-        )
-        if (table["by"] == "scaled").any():
-            found.append(
-                f"{(table['by'] == 'scaled').sum()} kinds of training were measured at a smaller "
-                "batch or length and scaled by FLOPs: expect less accuracy."
-            )
-    found.append(
-        f"Every new best is tested: of n evaluations, {BEST:g}·√n are taken for one; were all, it "
-        f"would be {more:.1%} more."
-    )
-    if table["may_stop"].any():
-        found.append("≤ = it may stop early, so that this is an upper bound.")
-    varying = table[table["length_from"] != "fixed"].groupby("length_from")["task"].unique()
-    if len(varying):
-        named = "; ".join(f"{source} ({', '.join(some)})" for source, some in varying.items())
-        found.append(f"Lengths are those of {named}.")
-    found.append("Left out: making and reading data for the first time, checkpoints, starting up.")
+def _recorded(store: Store) -> dict[str, float]:
+    """Hours of every stored training, by the digest of its configuration: no data are needed."""
+    found = {}
+    for entry in store.entries():
+        try:
+            found[digest(entry.spec)] = entry.environment["seconds"] / 3600
+        except SptError:  # damaged, or of an older version
+            continue
     return found
-

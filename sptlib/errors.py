@@ -71,7 +71,7 @@ class Stopped(SptError):  # noqa: N818 (an order was obeyed)
 
     Attributes:
         stage: "pretrain" or "finetune".
-        step: steps that are done.
+        step: steps that are done; 0 = it had not begun, or waited for another process.
         n_steps: steps that were planned.
     """
 
@@ -80,10 +80,16 @@ class Stopped(SptError):  # noqa: N818 (an order was obeyed)
         self.stage, self.step, self.n_steps = stage, step, n_steps
 
     def __str__(self) -> str:
+        if not self.step:
+            return f"stopped before the first step of {self.stage}"
         return (
             f"stopped in {self.stage} after {self.step} of {self.n_steps} steps; a checkpoint is "
             "kept, the same command goes on from there"
         )
+
+
+class Busy(SptError):  # noqa: N818 (nothing is wrong)
+    """Another process computes the same, and the caller did not want to wait for it."""
 
 
 def unknown(what: str, name: object, known: Iterable[str]) -> ConfigError:

@@ -17,12 +17,13 @@ from importlib import metadata
 from pathlib import Path
 
 import torch
+from filelock import Timeout
 from torch import Tensor
 
 from sptlib import engine, launcher, processes, tasks
 from sptlib.checkpoint import Checkpoint
 from sptlib.config import Pretraining, Run, TrainConfig, key
-from sptlib.errors import ConfigError, DivergedError, StoreError
+from sptlib.errors import Busy, ConfigError, DivergedError, Stopped, StoreError
 from sptlib.processes import ALONE, Team, shared
 from sptlib.store import Entry, Store
 from sptlib.train import finetune, pretrain
@@ -48,6 +49,7 @@ class Where:
             ``--gradient_accumulation_steps``, else 1.
         stop: asked after every step (so it must be cheap), with several processes about once a
             second; True = save a checkpoint and raise `Stopped`.
+        wait: for another process that computes the same; False = raise `Busy` instead.
     """
 
     device: str = "auto"
@@ -57,6 +59,7 @@ class Where:
     progress: Callable[[str, int, int, float], None] | None = None
     accumulate: int = field(default_factory=launcher.accumulation)
     stop: Callable[[], bool] | None = None
+    wait: bool = True
 
     def __post_init__(self):
         if self.accumulate < 1:
@@ -106,6 +109,7 @@ def compute(
     Raises:
         DivergedError: if the loss became NaN; the log is kept under ``.work`` in the store.
         Stopped: when ``where.stop`` said so; the same call goes on from there.
+        Busy: if another process computes the same and ``where.wait`` is False.
         StoreError: if the store is damaged, full, cannot be written, or is not seen by all
             processes.
         ConfigError: if the launcher or the number of processes does not fit the configuration.
@@ -146,7 +150,15 @@ def _compute(
     with ExitStack() as stack:
 
         def lock() -> None:
-            stack.enter_context(store.lock(spec))
+            lease = store.lock(spec)
+            try:
+                lease.acquire(blocking=where.wait, cancel_check=where.stop)
+            except Timeout as error:
+                if where.wait:
+                    stage = "finetune" if isinstance(spec, Run) else "pretrain"
+                    raise Stopped(stage, 0, 0) from error
+                raise Busy(f"another process computes {key(spec)}") from error
+            stack.callback(lease.release)
 
         team.decide(lock)
         entry = team.decide(stored)  # another process may have been faster

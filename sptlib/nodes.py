@@ -4,18 +4,19 @@ import traceback
 from dataclasses import dataclass
 
 from sptlib.config import Pretraining, Run, key
-from sptlib.errors import SptError, Stopped
+from sptlib.errors import Busy, SptError, Stopped
 from sptlib.execute import Where, compute
 from sptlib.store import Store
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one training ended: stored, failed with an error, or stopped before its end."""
+    """How one training ended: stored, failed with an error, stopped, or left to somebody else."""
 
     error: str = ""
     traceback: str = ""
     stopped: bool = False
+    busy: bool = False
     files: dict[str, bytes] | None = None
 
 
@@ -25,6 +26,8 @@ def attempt(spec: Run | Pretraining, store: Store, where: Where, recompute: bool
         compute(spec, store, where, recompute)
     except Stopped:
         return Outcome(stopped=True)
+    except Busy:
+        return Outcome(busy=True)
     except SptError as error:
         return Outcome(error=str(error))
     except Exception as error:  # the others go on; this one is reported with its cause

@@ -19,7 +19,7 @@ from sptlib.execute import Where
 from sptlib.export import Shipped
 from sptlib.seeding import generator
 from sptlib.store import Entry, Store
-from sptlib.sweep import SweepError, compute_all
+from sptlib.sweep import Interrupted, SweepError, compute_all
 
 #: what rounding depends on, besides PyTorch; what one side has not recorded is not compared
 ENVIRONMENT = (
@@ -58,6 +58,17 @@ class Comparison:
         where = f" (another environment: {', '.join(self.elsewhere)})" if self.elsewhere else ""
         where *= self.outcome == "different"
         return f"{self.key}  {self.title}: {self.outcome}{where}: {self.text}"
+
+
+class Broken(KeyboardInterrupt):
+    """Recomputing was stopped by a signal."""
+
+    def __init__(self, signum: int):
+        super().__init__(signum)
+        self.signum = signum
+
+    def __str__(self) -> str:
+        return "stopped; nothing was compared, and nothing that was recomputed is kept"
 
 
 def draw(entries: Sequence[Entry | Shipped], n: int, choose: int) -> list[Entry | Shipped]:
@@ -111,6 +122,9 @@ def recompute(
         chosen: Runs that are `comparable`.
         workers: as in `sptlib.sweep.compute_all`.
         device: where to compute; "" = on the kind of device they were computed on, if there is one.
+
+    Raises:
+        Broken: after Ctrl-C or SIGTERM.
     """
     failed: dict[str, str] = {}
     with tempfile.TemporaryDirectory(prefix="sptlib-") as folder:
@@ -122,6 +136,8 @@ def recompute(
                 compute_all(runs, fresh, workers=workers, device=name)
             except SweepError as error:
                 failed |= error.failed
+            except Interrupted as error:  # of a store that goes now
+                raise Broken(error.signum) from error
         return [compare(e, fresh.find(e.key), failed) for e in with_pretrainings(known, chosen)]
 
 
@@ -162,6 +178,7 @@ def compare(old: Entry | Shipped, new: Entry | None, failed: dict[str, str]) -> 
         return Comparison(old.key, title, "different", text, elsewhere)
     text += "; test accuracy {:.4f}, recomputed {:.4f}".format(*accuracies)
     moved = abs(accuracies[0] - accuracies[1])
+    moved = moved if math.isfinite(moved) else math.inf
     return Comparison(old.key, title, "different", text, elsewhere, moved)
 
 

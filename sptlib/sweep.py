@@ -6,6 +6,8 @@ all cores of this machine or on a Dask cluster, or, with one worker, in this pro
 
 import signal
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 
 from sptlib import cluster
 from sptlib.cluster import Tls
@@ -140,24 +142,24 @@ def plan(
 
 def _here(nodes, store: Store, where: Where, recompute: bool, board: Board, stop) -> dict:
     outcomes: dict[str, Outcome] = {}
-    for name, spec in nodes.items():
-        before = outcomes.get(waits_for(spec), Outcome())
-        if before.error:
-            outcomes[name] = after_failure(waits_for(spec))
-        elif stop():
-            outcomes[name] = Outcome(stopped=True)
-        else:
-            here = Where(
-                where.device,
-                where.threads,
-                where.checkpoint_seconds,
-                progress=lambda *values, name=name: board.step(name, *values),
-                stop=stop,
-            )
-            outcomes[name] = attempt(spec, store, here, recompute)
-        if not outcomes[name].stopped:
-            board.done(name, outcomes[name].error)
-    return outcomes
+    for wait in (False, True):  # what another sweep computes just now comes last
+        for name, spec in nodes.items():
+            if name in outcomes:
+                continue
+            before = outcomes.get(waits_for(spec), Outcome())
+            if before.error:
+                outcome = after_failure(waits_for(spec))
+            elif stop():
+                outcome = Outcome(stopped=True)
+            else:
+                progress = partial(board.step, name)
+                here = replace(where, progress=progress, stop=stop, wait=wait)
+                outcome = attempt(spec, store, here, recompute)
+            if not outcome.busy:
+                outcomes[name] = outcome
+            if not outcome.busy and not outcome.stopped:
+                board.done(name, outcome.error)
+    return {name: outcomes[name] for name in nodes}
 
 
 def _report(

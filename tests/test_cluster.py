@@ -387,6 +387,7 @@ def test_two_sweeps_at_once_compute_everything_once(undisturbed, tmp_path, sweep
         assert process.returncode == 0, error
     log = (tmp_path / "log").read_text().split("\n")[:-1]
     assert sorted(line.split()[1] for line in log) == ["finetune"] * 3 + ["pretrain"]
+    assert len({line.split()[0] for line in log}) == 2, "both had something to do"
     assert_same(undisturbed, store, 4)
 
 

@@ -1,14 +1,15 @@
 """From a Run to its stored result: computed once, everywhere the same bytes, unhurt by failures."""
 
 import json
+import os
 from dataclasses import replace
 
 import pytest
 import torch
 
-from sptlib import execute
+from sptlib import execute, train
 from sptlib.config import NUMERICS, Run
-from sptlib.errors import ConfigError, DivergedError
+from sptlib.errors import ConfigError, DivergedError, Stopped
 from sptlib.execute import Where, compute
 from sptlib.store import Store
 
@@ -96,6 +97,9 @@ def test_metrics_and_result(tiny, store, where):
     assert (environment["device"], environment["threads"]) == ("cpu", 1)
     assert environment["versions"]["torch"] == torch.__version__
     assert environment["seconds"] >= 0
+    assert (environment["processes"], environment["accumulate"]) == (1, 1)
+    assert environment["precision"] == "fp32"
+    assert "accelerate" not in environment["versions"]  # it was not used
     assert json.loads(entry.read("config.json"))["numerics"] == NUMERICS
 
 
@@ -132,6 +136,42 @@ def test_a_retry_that_works_cleans_up(tiny, store, where, monkeypatch):
     monkeypatch.setattr(execute, "pretrain", original)
     compute(tiny, store, where).verify()
     assert list((store.path / ".work").iterdir()) == []
+
+
+def test_the_time_of_all_parts_counts(tiny, store, monkeypatch, where):
+    now = [0.0]
+    monkeypatch.setattr(train.time, "monotonic", lambda: now[0])
+    steps, batch = [], train.Stage.batch
+
+    def slow(self, step):
+        now[0] += 10
+        steps.append((self.name, step))
+        return batch(self, step)
+
+    monkeypatch.setattr(train.Stage, "batch", slow)
+    with pytest.raises(Stopped):
+        compute(tiny.pretraining, store, replace(where, stop=lambda: len(steps) == 5))
+    now[0] += 1000  # nobody worked meanwhile
+    assert compute(tiny.pretraining, store, where).environment["seconds"] == 120
+    assert len(steps) == 12
+
+
+def test_somebody_else_may_write_where_we_tidy_up(tiny, store, where, monkeypatch):
+    """A lease that was taken over: another process writes its checkpoint beside ours."""
+    work = store.work_folder(tiny.pretraining)
+    original, done = os.unlink, []
+
+    def unlink(path, *arguments, **options):  # just while the folder is being emptied
+        original(path, *arguments, **options)
+        if not done and str(path).endswith("checkpoint.safetensors"):
+            done.append(path)
+            (work / "checkpoint.abc.tmp").write_bytes(b"new")
+
+    monkeypatch.setattr(os, "unlink", unlink)
+    compute(tiny.pretraining, store, replace(where, checkpoint_steps=5)).verify()
+    assert len(done) == 1
+    assert [path.name for path in work.iterdir()] == ["checkpoint.abc.tmp"]
+    assert store.get(tiny.pretraining) is not None
 
 
 def test_threads_are_set_and_put_back(tiny, store, monkeypatch):

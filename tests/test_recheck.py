@@ -10,6 +10,7 @@ from sptlib.config import key
 from sptlib.execute import compute
 from sptlib.export import Study
 from sptlib.store import Store
+from sptlib.sweep import Interrupted
 
 
 @pytest.fixture
@@ -174,3 +175,13 @@ def test_what_cannot_be_computed_here_is_said(tiny, filled, tmp_path, monkeypatc
     monkeypatch.setenv("SPTLIB_DATA", str(tmp_path / "nothing"))
     (shipped,) = Study(folder).entries()
     assert "its data are not here" in str(recheck.comparable(shipped))
+
+
+def test_a_stop_is_not_taken_for_a_result(tiny, filled, monkeypatch):
+    def stopped(*args, **options):
+        raise Interrupted(1, 1, 15)
+
+    monkeypatch.setattr(recheck, "compute_all", stopped)
+    with pytest.raises(KeyboardInterrupt, match="nothing was compared") as caught:
+        again(filled)
+    assert caught.value.signum == 15

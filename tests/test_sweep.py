@@ -1,15 +1,17 @@
 """Sweeps: each thing once, failures do not spread, the same bytes with and without Dask."""
 
 import pickle
+import threading
+import time
 from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
 
-from sptlib import cluster, execute, sweep
+from sptlib import cluster, execute, sweep, worker
 from sptlib.cluster import SchedulerError
 from sptlib.config import FinetuneConfig, ModelConfig, PretrainConfig, Run, key, to_dict
-from sptlib.errors import ConfigError, StoreError
+from sptlib.errors import Busy, ConfigError, Stopped, StoreError
 from sptlib.nodes import Outcome
 from sptlib.store import Store
 from sptlib.sweep import Interrupted, SweepError, compute_all
@@ -201,8 +203,56 @@ def test_a_sweep_that_is_stopped_says_how_to_go_on(arms, store, monkeypatch, tra
     assert same_bytes(clean, store) == 7
 
 
+def test_what_somebody_else_computes_comes_last(arms, store, trained):
+    """Not waiting for it keeps this sweep at work; in the end it is there, computed once."""
+    held = store.lock(arms[1])
+    seen = []
+
+    def elsewhere():  # another process, as far as the lease can tell: another thread
+        with held:
+            seen.append("held")
+            while trained.count("finetune") < 4:
+                time.sleep(0.01)
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    while not seen:
+        time.sleep(0.01)
+    compute_all(arms, store, workers=1)  # would not end if it waited at once
+    thread.join()
+    assert sorted(trained) == 5 * ["finetune"] + 2 * ["pretrain"]
+    assert len(list(store.entries())) == 7
+
+
+def test_waiting_for_somebody_else_can_be_stopped(tiny, store, where):
+    asked = []
+
+    def stop():
+        asked.append(1)
+        return len(asked) > 2
+
+    held = store.lock(tiny.pretraining)
+    released = threading.Event()
+
+    def elsewhere():
+        with held:
+            asked.clear()
+            released.wait(60)
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    while not list(store.path.glob(".locks/*.lease")):
+        time.sleep(0.01)
+    with pytest.raises(Stopped, match="stopped before the first step of pretrain"):
+        execute.compute(tiny.pretraining, store, replace(where, stop=stop))
+    with pytest.raises(Busy, match="another process computes"):
+        execute.compute(tiny.pretraining, store, replace(where, wait=False))
+    released.set()
+    thread.join()
+
+
 def test_a_node_of_the_graph_says_why_it_failed(tiny, tmp_path, monkeypatch):
-    monkeypatch.setattr(cluster, "_reporter", lambda *a: lambda *b: None)
+    monkeypatch.setattr(worker, "_reporter", lambda *a: lambda *b: None)
     token = "seen"
     options = {
         "store": str(tmp_path),
@@ -212,24 +262,26 @@ def test_a_node_of_the_graph_says_why_it_failed(tiny, tmp_path, monkeypatch):
         "checkpoint_seconds": 20,
         "recompute": False,
         "shared": True,
+        "wait": True,
     }
     (tmp_path / ".work").mkdir()
 
     def work(spec, after=None, name=None):
-        return cluster._work(name or key(spec), to_dict(spec), options, after)
+        return worker.work(name or key(spec), to_dict(spec), options, after)
 
     assert "does not see the store" in work(tiny).error
     (tmp_path / ".work" / token).touch()
     assert work(tiny, Outcome(error="no luck")).error.startswith("its pretraining")
     assert work(tiny, Outcome(stopped=True)).stopped
+    assert work(tiny, Outcome(busy=True)).busy
     assert "other data or another version" in work(tiny, name="0" * 20).error
     assert Store(tmp_path).get(tiny) is None
     assert work(tiny) == Outcome()
     assert Store(tmp_path).get(tiny) is not None
     assert "diverged" in work(diverging(tiny)).error
-    cluster._stop("t")
+    worker.stop("t")
     assert work(replace(tiny, seed=1)).stopped
-    cluster._STOPPED.discard("t")
+    worker._STOPPED.discard("t")
 
 
 def test_a_scheduler_that_is_none(tiny, store, monkeypatch):

@@ -7,14 +7,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from sptlib import tasks, train
+from sptlib import evaluate, tasks, train
 from sptlib.config import FinetuneConfig, ModelConfig, Run
 from sptlib.errors import DivergedError
+from sptlib.evaluate import accuracy, reconstruction
 from sptlib.masking import hide
 from sptlib.model import build
 from sptlib.seeding import generator
 from sptlib.tasks import Split
-from sptlib.train import Stage, accuracy, finetune, pretrain, reconstruction
+from sptlib.train import Stage, finetune, pretrain
 
 
 def data_of(run: Run) -> tasks.TaskData:
@@ -245,7 +246,7 @@ def test_accuracy_does_not_depend_on_the_batches(tiny, monkeypatch):
         "loss": float(F.cross_entropy(logits, data.val.y)),
     }
     assert accuracy(model, data.val) == pytest.approx(expected, rel=1e-5)
-    monkeypatch.setattr(train, "EVAL_BATCH", 5)
+    monkeypatch.setattr(evaluate, "EVAL_BATCH", 5)
     assert accuracy(model, data.val) == pytest.approx(expected, rel=1e-5)
 
 
@@ -266,7 +267,7 @@ def test_reconstruction_is_measured_at_hidden_positions(tiny_image, tokenised, m
         r2 = float(1 - ((y - out) ** 2).mean() / y.var(correction=0))
         expected = {"loss": float((y - out).abs().mean()), "r2": r2, "score": r2}
     assert reconstruction(model, data.val, hidden) == pytest.approx(expected, rel=1e-5)
-    monkeypatch.setattr(train, "EVAL_BATCH", 7)
+    monkeypatch.setattr(evaluate, "EVAL_BATCH", 7)
     assert reconstruction(model, data.val, hidden) == pytest.approx(expected, rel=1e-5)
 
 

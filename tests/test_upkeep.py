@@ -19,7 +19,7 @@ from sptlib import config, upkeep
 from sptlib.config import Run, digest, key, to_dict
 from sptlib.errors import StoreError
 from sptlib.execute import Where, compute
-from sptlib.store import FILES, Store
+from sptlib.store import FILES, LEASE_SECONDS, Store
 from sptlib.upkeep import Pruning, holding, in_use
 
 CONTENT = {
@@ -31,11 +31,8 @@ CONTENT = {
 
 HOLD = """
 import sys
-from sptlib.store import Store
-from sptlib.upkeep import lease_path
 from filelock import SoftFileLease
-lease = SoftFileLease(lease_path(Store(sys.argv[1]), sys.argv[2]), lease_duration=30.0)
-with lease:
+with SoftFileLease(sys.argv[1], lease_duration=float(sys.argv[2])):
     print("held", flush=True)
     sys.stdin.read()
 """
@@ -45,7 +42,7 @@ def holder(store: Store, name: str) -> subprocess.Popen:
     """A living process that holds the lease on a key."""
     (store.path / ".locks").mkdir(parents=True, exist_ok=True)
     process = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(store.path), name],
+        [sys.executable, "-c", HOLD, str(upkeep.lease_path(store, name)), str(LEASE_SECONDS)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -253,7 +250,8 @@ def test_keep_leaves_what_is_named_with_its_pretrainings(tiny, store):
 
 
 def test_what_is_not_the_stores_is_not_touched(tiny, store):
-    store.put(tiny, **CONTENT)
+    entry = store.put(tiny, **CONTENT)
+    shutil.copytree(entry.path, store.path / f"{entry.key}-backup")  # no key, whatever is in it
     for name in ("notes/a", "README", "A" * 20 + "/x", ".work/mine/x", ".locks/me.txt", ".git/x"):
         path = store.path / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -319,7 +317,7 @@ def test_what_was_finished_meanwhile_is_not_removed(tiny, store):
 
 
 def test_pruning_beside_a_training_changes_nothing(tiny, store, where):
-    run = replace(tiny, pretrain=replace(tiny.pretrain, epochs=40, n_evals=20))
+    run = replace(tiny, pretrain=replace(tiny.pretrain, epochs=20, n_evals=20))
     script = (
         "import sys, json\nfrom sptlib.config import from_dict\nfrom sptlib.store import Store\n"
         "from sptlib.execute import Where, compute\nprint('go', flush=True)\n"
@@ -335,6 +333,7 @@ def test_pruning_beside_a_training_changes_nothing(tiny, store, where):
             for item in pruning.look():
                 pruning.remove(item)
             seen += bool(pruning.notes)
+            time.sleep(0.01)
         assert process.returncode == 0
     assert seen > 0  # they did meet
     other = Store(store.path.with_name("undisturbed"))

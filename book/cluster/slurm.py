@@ -11,48 +11,63 @@ Needs ``pip install dask-jobqueue`` beside ``sptlib[cluster]``.
 """
 
 import argparse
+import getpass
 import signal
 import subprocess
 import sys
+import time
 
 import dask
-from dask.utils import parse_timedelta
 from dask_jobqueue import SLURMCluster
 from distributed import Security
 
-# What every worker's environment gets; None takes away what Dask would set (see the page).
-ENVIRONMENT = {
-    "DASK_DISTRIBUTED__NANNY__PRE_SPAWN_ENVIRON": "{'MALLOC_TRIM_THRESHOLD_': None}",
-    "OMP_NUM_THREADS": "1",
-}
+#: What a worker's environment gets. Dask itself sets OMP_NUM_THREADS=1; None takes away its
+#: MALLOC_TRIM_THRESHOLD_, with which a training spends a fifth of its time on getting memory.
+ENVIRONMENT = {"DASK_DISTRIBUTED__NANNY__PRE_SPAWN_ENVIRON": "{'MALLOC_TRIM_THRESHOLD_': None}"}
 
 
 def main() -> int:
     args, command = arguments()
-    # How often a training may lose its worker (a job that ran into its time limit, a node that
-    # broke) before the sweep gives it up. Trainings resume, so this may be generous.
+    # How often a training may lose its worker (a job at its time limit, a broken node) before
+    # Dask gives it up; 3 unless told. Trainings resume, so this may be generous.
     dask.config.set({"distributed.scheduler.allowed-failures": 20})
+    with cluster_of(args) as cluster:
+        if args.show:
+            print(cluster.job_script())
+            return 0
+        cluster.scale(jobs=args.jobs)
+        address = cluster.scheduler_address
+        print(f"the scheduler is {address}, its dashboard {cluster.dashboard_link}", flush=True)
+        if not command:
+            print("Ctrl-C ends it and cancels its jobs", flush=True)
+            return supervise(cluster, args.jobs, None)
+        process = subprocess.Popen([*command, "--scheduler", address, *tls(args)])
+        try:
+            return supervise(cluster, args.jobs, process)
+        except KeyboardInterrupt:
+            return process.wait()  # the terminal's Ctrl-C has reached it as well
+        finally:
+            if process.poll() is None:
+                process.send_signal(signal.SIGINT)
+                process.wait()
 
+
+def cluster_of(args: argparse.Namespace) -> SLURMCluster:
+    """Scheduler in this process; no job yet."""
+    more = ["--no-dashboard"]
+    if args.lifetime:  # workers leave in good order before Slurm ends their job
+        more += ["--lifetime", args.lifetime, "--lifetime-stagger", "30s"]
     security = {}
     if args.tls_ca:
+        pairs = {
+            f"tls_{role}_{part}": getattr(args, f"tls_{part}")
+            for role in ("scheduler", "worker", "client")
+            for part in ("cert", "key")
+        }
         security["security"] = Security(
-            tls_ca_file=args.tls_ca,
-            tls_scheduler_cert=args.tls_cert,
-            tls_scheduler_key=args.tls_key,
-            tls_worker_cert=args.tls_cert,
-            tls_worker_key=args.tls_key,
-            tls_client_cert=args.tls_cert,
-            tls_client_key=args.tls_key,
-            require_encryption=True,
+            tls_ca_file=args.tls_ca, require_encryption=True, **pairs
         )
-
-    worker_options = ["--no-dashboard"]
-    if args.lifetime:
-        # A worker hands its work back before Slurm kills the job; not all of them at once.
-        stagger = parse_timedelta(args.lifetime) / 10
-        worker_options += ["--lifetime", args.lifetime, "--lifetime-stagger", f"{stagger:.0f}s"]
-
-    with SLURMCluster(
+    return SLURMCluster(
         queue=args.partition,
         account=args.account,
         cores=args.cores,  # of one job ...
@@ -68,26 +83,53 @@ def main() -> int:
             *args.prologue,
         ],
         job_extra_directives=args.sbatch,
-        worker_extra_args=worker_options,
+        worker_extra_args=more,
         scheduler_options={"port": args.port, "dashboard_address": "127.0.0.1:0"},
         **security,
-    ) as cluster:
-        if args.show:
-            print(cluster.job_script())
-            return 0
-        # Jobs are asked for while there is work, given back when there is none, and replaced when
-        # they end. The short target duration means: a worker for every training that waits.
-        cluster.adapt(minimum_jobs=args.keep, maximum_jobs=args.jobs, target_duration="1ms")
-        address = cluster.scheduler_address
-        print(f"the scheduler is {address}, its dashboard {cluster.dashboard_link}", flush=True)
-        if not command:
-            print("Ctrl-C ends it and cancels its jobs", flush=True)
-            signal.pause()
-        command += ["--scheduler", address]
-        if args.tls_ca:
-            command += ["--tls-ca", args.tls_ca, "--tls-cert", args.tls_cert]
-            command += ["--tls-key", args.tls_key]
-        return run(command)
+    )
+
+
+def supervise(cluster: SLURMCluster, jobs: int, process: subprocess.Popen | None) -> int:
+    """Keep so many jobs until the process ends, or for ever; its exit status.
+
+    ``cluster.adapt()`` is not used: with several workers in a job, dask-jobqueue 0.9 does not
+    replace a job that has ended, and cancels a whole one when a single worker of it is idle.
+    """
+    answered, silent = set(), 0
+    while process is None or process.poll() is None:
+        answered |= {str(name) for name in cluster.observed}
+        queued = subprocess.run(
+            ["squeue", "-h", "-o", "%A", "-u", getpass.getuser()], capture_output=True, text=True
+        )
+        if queued.returncode == 0:
+            ids = set(queued.stdout.split())
+            ended = [name for name, job in cluster.workers.items() if job.job_id not in ids]
+            for name in ended:
+                print(f"job {cluster.workers[name].job_id} has ended, another follows", flush=True)
+                silent = 0 if any(w.startswith(str(name)) for w in answered) else silent + 1
+            if silent >= 3:
+                print("3 jobs in a row ended before a worker of theirs answered; see the logs")
+                return 1
+            if ended:
+                cluster.sync(cluster.scale_down, ended)
+            cluster.scale(jobs=jobs)
+        pause(process, 10)
+    return process.returncode
+
+
+def pause(process: subprocess.Popen | None, seconds: float) -> None:
+    """Wait, but not longer than the process lives."""
+    try:
+        process.wait(seconds) if process else time.sleep(seconds)
+    except subprocess.TimeoutExpired:
+        pass
+
+
+def tls(args: argparse.Namespace) -> list[str]:
+    """The certificates as options of the command."""
+    names = ("tls_ca", "tls_cert", "tls_key")
+    given = {name: getattr(args, name) for name in names if getattr(args, name)}
+    return [word for name, file in given.items() for word in (f"--{name.replace('_', '-')}", file)]
 
 
 def arguments() -> tuple[argparse.Namespace, list[str]]:
@@ -95,12 +137,11 @@ def arguments() -> tuple[argparse.Namespace, list[str]]:
     argv = sys.argv[1:]
     cut = argv.index("--") if "--" in argv else len(argv)
     parser = argparse.ArgumentParser(usage="python slurm.py [options] [-- sptlib sweep ...]")
-    parser.add_argument("--jobs", type=int, default=1, help="at most so many at a time")
-    parser.add_argument("--keep", type=int, default=0, help="at least so many, even without work")
+    parser.add_argument("--jobs", type=int, default=1, help="so many at a time")
     parser.add_argument("--cores", type=int, default=1, help="of one job: workers in it")
     parser.add_argument("--memory", default="2GB", help="of one job; 2 GB per worker are plenty")
     parser.add_argument("--walltime", default="01:00:00", help="of one job")
-    parser.add_argument("--lifetime", help="workers leave after this, e.g. 50m; < walltime")
+    parser.add_argument("--lifetime", help="workers leave after this, e.g. 55m; < walltime")
     parser.add_argument("--partition")
     parser.add_argument("--account")
     parser.add_argument("--interface", help="network that nodes share, e.g. ib0 (see: ip addr)")
@@ -116,20 +157,13 @@ def arguments() -> tuple[argparse.Namespace, list[str]]:
     return parser.parse_args(argv[:cut]), argv[cut + 1 :]
 
 
-def run(command: list[str]) -> int:
-    """The exit status of a command, which hears of Ctrl-C and SIGTERM before this script ends."""
-    process = subprocess.Popen(command)
-    try:
-        return process.wait()
-    except BaseException:
-        process.send_signal(signal.SIGINT)
-        process.wait()
-        raise
+def interrupt(*_) -> None:
+    """SIGTERM (of kill, of scancel) ends this script in order: no job may be left behind."""
+    sys.exit(143)
 
 
 if __name__ == "__main__":
-    # SIGTERM (from scancel, kill) ends this like Ctrl-C does: jobs must not be left behind
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, interrupt)
     try:
         sys.exit(main())
     except KeyboardInterrupt:

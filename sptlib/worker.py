@@ -1,0 +1,93 @@
+"""The part of a sweep that a Dask worker runs: one training, in the client's store or in its own."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from sptlib import __version__
+from sptlib.config import NUMERICS, SCHEMA, Run, from_dict, key
+from sptlib.execute import Where
+from sptlib.nodes import Outcome, after_failure, attempt, waits_for
+from sptlib.store import Store
+
+REPORT_SECONDS = 1.0  # between two reports of a training's progress
+_STOPPED: set[str] = set()  # sweeps that this process shall end
+
+
+def stop(tag: str) -> None:
+    _STOPPED.add(tag)
+
+
+def sees(options: dict) -> bool:
+    """Whether this worker sees the client's store."""
+    return (Path(options["store"]) / ".work" / options["token"]).exists()
+
+
+def work(name: str, fields: dict, options: dict, after: Outcome | None) -> Outcome:
+    """One node of the graph."""
+    if options["topic"] in _STOPPED or (after is not None and after.stopped):
+        return Outcome(stopped=True)
+    if after is not None and after.busy:
+        return Outcome(busy=True)
+    spec = from_dict(fields)
+    if after is not None and after.error:
+        return after_failure(waits_for(spec))
+    if key(spec) != name:
+        return Outcome(
+            error=f"a worker has other data or another version (there: sptlib {__version__}, "
+            f"schema {SCHEMA}, numerics {NUMERICS}, torch {torch.__version__})"
+        )
+    if options["shared"] and not sees(options):
+        return Outcome(error=f"a worker does not see the store {options['store']}, others do")
+    store = Store(options["store"]) if options["shared"] else _own_store()
+    if after is not None and after.files is not None and store.find(waits_for(spec)) is None:
+        store.unpack(waits_for(spec), after.files)
+    where = Where(
+        device=_device(options["device"]),
+        checkpoint_seconds=options["checkpoint_seconds"],
+        progress=_reporter(name, options["topic"]),
+        stop=lambda: options["topic"] in _STOPPED,
+        wait=options["wait"],
+    )
+    # a Run never recomputes its pretraining: that is a node of its own
+    outcome = attempt(spec, store, where, options["recompute"])
+    if options["shared"] or outcome.error or outcome.stopped or outcome.busy:
+        return outcome
+    files = store.find(name).pack()
+    if isinstance(spec, Run):
+        store.remove(name)  # it lives in the client's store
+    return Outcome(files=files)
+
+
+def _own_store() -> Store:
+    from distributed import get_worker
+
+    return Store(Path(get_worker().local_directory) / "sptlib-store")
+
+
+def _device(name: str) -> str:
+    """With several GPUs, each worker of a host takes the next one."""
+    n = torch.cuda.device_count() if name == "auto" else 0
+    return f"cuda:{_number() % n}" if n > 1 else name
+
+
+def _number() -> int:
+    from distributed import get_worker
+
+    name = get_worker().name
+    return name if isinstance(name, int) else hash(name)
+
+
+def _reporter(name: str, topic: str) -> Callable[[str, int, int, float], None]:
+    from distributed import get_worker
+
+    worker, last = get_worker(), [0.0]
+
+    def report(stage: str, step: int, n_steps: int, loss: float) -> None:
+        if time.monotonic() - last[0] >= REPORT_SECONDS:
+            last[0] = time.monotonic()
+            worker.log_event(topic, (name, stage, step, n_steps, loss))
+
+    return report
