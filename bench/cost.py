@@ -28,11 +28,17 @@ def workloads() -> dict[str, object]:
     """Runs of different tasks, lengths, batches and stages, none of which stops early."""
     neighbor = synthetic.base_run("classroom", (1, 3), 0)
     neighbor = replace(neighbor, finetune=replace(neighbor.finetune, stop_at=None))
+    listops = replication.base_run("study", "ListOps", 0)
+    listops = replace(  # a quarter of it is long enough
+        listops,
+        pretrain=replace(listops.pretrain, epochs=listops.pretrain.epochs / 4),
+        finetune=replace(listops.finetune, epochs=listops.finetune.epochs / 4),
+    )
     return {
         "neighbor, SPT": neighbor,
         "image, scratch": replace(presets.get("classroom", "image"), pretrain=None),
         "text:direction, SPT": presets.get("classroom", "text:direction"),
-        "listops, SPT": replication.base_run("study", "ListOps", 0),
+        "listops, SPT": listops,
     }
 
 

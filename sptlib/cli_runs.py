@@ -56,7 +56,7 @@ def runs_ls(task, experiment, preset, seeds, failed, unfinished, store) -> None:
         return
     lines: list[list[str] | str] = [f"DAMAGED  {fault}" for fault in export.faults(place)]
     n_damaged, found = len(lines), set()
-    for entry in export.results(place):
+    for entry in place.entries():
         try:
             fields = export.part(entry, "config")
             if not _is_task(fields, task):
@@ -257,7 +257,7 @@ def runs_export(file, log, pretrainings, metrics_only, experiment, preset, seeds
     if experiment is None and seeds:
         raise ConfigError("--seeds chooses Runs of an experiment; name it by --experiment")
     if experiment is None:
-        entries = list(export.results(place))
+        entries = list(place.entries())
     else:
         entries = base.stored(experiments.get(experiment).cases(preset, seeds or 0), place)
     if metrics_only:

@@ -55,8 +55,8 @@ def sweep(
     """
     from sptlib import experiments, presets, tuning
     from sptlib.experiments import base
+    from sptlib.export import run_store
     from sptlib.notebooks import root
-    from sptlib.store import Store
     from sptlib.sweep import SweepError, Tls, compute_all
 
     module = experiments.get(experiment)
@@ -71,7 +71,7 @@ def sweep(
     files = (tls_ca, tls_cert, tls_key)
     if any(files) and not (all(files) and scheduler):
         raise ConfigError("--tls-ca, --tls-cert and --tls-key go together, with --scheduler")
-    place = Store(store)
+    place = run_store(store)
     how = {
         "scheduler": scheduler,
         "tls": Tls(*files) if all(files) else None,

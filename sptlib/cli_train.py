@@ -89,8 +89,8 @@ def train(
     """
     from sptlib import launcher
     from sptlib.execute import Where, compute
+    from sptlib.export import run_store
     from sptlib.signals import stopping
-    from sptlib.store import Store
 
     wanted: dict = {"seed": seed}
     if scratch:
@@ -112,7 +112,7 @@ def train(
         )
         team = where.team()
         run = team.together(lambda: _run(preset, task, wanted, precision, changes))
-        entry = compute(run, Store(store), where, recompute)
+        entry = compute(run, run_store(store), where, recompute)
         if team.main:
             bar.close()
             _report(entry)

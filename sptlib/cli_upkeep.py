@@ -60,9 +60,6 @@ def verify(repair, n_runs, choose, tolerance, workers, device, store) -> None:
         n_damaged += 1
         click.echo(fault, err=True)
     for entry in place.entries():
-        if not export.is_key(entry.key):
-            click.echo(f"{entry.path} is no result and left alone", err=True)
-            continue
         try:
             if not isinstance(entry, export.Shipped):
                 entry.verify()

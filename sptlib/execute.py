@@ -313,11 +313,12 @@ def environment(
             versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             versions[package] = "not installed"
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor()
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else processor()
     return {
         "python": platform.python_version(),
         "platform": platform.system(),
         "machine": platform.machine(),
+        "processor": processor(),
         "device": device.type,
         "device_name": name,
         "threads": threads,
@@ -329,6 +330,16 @@ def environment(
         "commit": commit(),
         "seconds": round(seconds, 3),
     }
+
+
+def processor() -> str:
+    """The name of this machine's CPU; rounding may differ between two of them."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:  # not Linux
+        return platform.processor()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
 
 
 def commit() -> str:

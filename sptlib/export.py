@@ -9,7 +9,6 @@ data have to be generated to look at them.
 import hashlib
 import json
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -21,7 +20,7 @@ from sptlib.data import cache
 from sptlib.errors import SptError, StoreError
 from sptlib.formats.base import writing
 from sptlib.generators import listops, pathfinder
-from sptlib.store import Entry, Store
+from sptlib.store import Entry, Store, is_key
 
 MANIFEST = "manifest.json"
 #: most points of a loss curve; each is the mean over the steps since the last one
@@ -30,11 +29,6 @@ POINTS = 100
 UNREADABLE = (SptError, OSError, ValueError, KeyError, TypeError, AttributeError)
 
 Made = TypeVar("Made")
-
-
-def is_key(name: str) -> bool:
-    """Whether a name is the key of a result; whatever else lies in a store is not the library's."""
-    return re.fullmatch("[0-9a-f]{20}", name) is not None
 
 
 def is_export(path: str | Path) -> bool:
@@ -65,11 +59,6 @@ def run_store(path: str | Path | None = None) -> Store:
             "name a run store with --store or $SPTLIB_STORE"
         )
     return place
-
-
-def results(place: "Store | Study") -> Iterator["Entry | Shipped"]:
-    """Everything that has the name of a result, in the order of the keys."""
-    return (entry for entry in place.entries() if is_key(entry.key))
 
 
 def faults(place: "Store | Study") -> list[StoreError]:

@@ -14,6 +14,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import shutil
 import tempfile
 import uuid
@@ -44,6 +45,11 @@ def default_path() -> Path:
         return Path(os.environ["SPTLIB_STORE"])
     root = repository_root()
     return root / "results" / "store" if root else user_cache_path("sptlib") / "store"
+
+
+def is_key(name: str) -> bool:
+    """Whether a name is the key of a result; whatever else lies in a store is not the library's."""
+    return re.fullmatch("[0-9a-f]{20}", name) is not None
 
 
 class Entry:
@@ -161,7 +167,7 @@ class Store:
                     f"the store {self.path} cannot be read ({error.strerror or error})"
                 ) from error
             for folder in folders:
-                if folder.is_dir() and not folder.name.startswith("."):
+                if is_key(folder.name) and folder.is_dir():
                     yield Entry(folder)
 
     def put(
@@ -221,26 +227,34 @@ class Store:
         shutil.rmtree(grave)
 
     def lock(self, spec: Run | Pretraining) -> SoftFileLease:
-        """The lease on one result; ``with`` waits for whoever computes the same.
+        """The lease on one result; ``with`` waits for whoever computes the same. See `lease`."""
+        return self.lease(key(spec))
+
+    def lease(self, name: str) -> SoftFileLease:
+        """The lease on the result with this key.
 
         It holds between processes and between hosts that share the folder, and is taken over when
         its holder is dead, or has not touched it for `LEASE_SECONDS`. A holder that was only asleep
         then computes beside its successor: to the same numbers, of which one is kept.
         """
         with self._writing():
-            path = self._ensure(".locks") / f"{key(spec)}.lease"
+            folder = self._ensure(".locks")
+        path = folder / f"{name}.lease"
         return SoftFileLease(path, lease_duration=LEASE_SECONDS, poll_interval=0.25)
 
     def work_folder(self, spec: Run | Pretraining) -> Path:
         """Where an unfinished training keeps its checkpoint, and a failed one its log."""
-        return self._ensure(f".work/{key(spec)}")
+        folder = self._ensure(f".work/{key(spec)}")
+        if not (folder / "config.json").exists():
+            with self._writing():
+                (folder / "config.json").write_bytes(_json(to_dict(spec)))
+        return folder
 
     def fail(self, spec: Run | Pretraining, metrics: list[dict], error: str) -> Path:
         """Keep the log of a training that diverged; returns its path."""
         folder = self.work_folder(spec)
         log = folder / "metrics.jsonl"
         with self._writing():
-            (folder / "config.json").write_bytes(_json(to_dict(spec)))
             (folder / "error.txt").write_text(error + "\n")
             log.write_text("".join(json.dumps(line) + "\n" for line in metrics))
         return log

@@ -24,7 +24,7 @@ from sptlib import config, export, progress
 from sptlib.config import digest, from_dict, key
 from sptlib.errors import SptError, StoreError
 from sptlib.export import UNREADABLE
-from sptlib.store import LEASE_SECONDS, Entry, Store
+from sptlib.store import LEASE_SECONDS, Entry, Store, is_key
 
 #: seconds; a draft that was touched since then may belong to a process that is still writing
 GRACE = 3600.0
@@ -66,7 +66,7 @@ class Work:
 
 def work(store: Store) -> list[Work]:
     """What lies in ``.work``, in the order of the keys."""
-    folders = [path for path in _inside(store, ".work") if export.is_key(path.name)]
+    folders = [path for path in _inside(store, ".work") if is_key(path.name)]
     return [_look(path) for path in folders if path.is_dir()]
 
 
@@ -260,9 +260,8 @@ class Pruning:
 
     def _entries(self) -> Iterator[Litter]:
         for entry in self.store.entries():
-            if export.is_key(entry.key):
-                look = lambda entry=entry: self._why_entry(Entry(entry.path))  # noqa: E731
-                yield from self._litter(entry.path, entry.key, look)
+            look = lambda entry=entry: self._why_entry(Entry(entry.path))  # noqa: E731
+            yield from self._litter(entry.path, entry.key, look)
 
     def _why_entry(self, entry: Entry) -> str:
         try:
@@ -309,7 +308,7 @@ class Pruning:
         for path in _inside(self.store, ".tmp"):
             name = path.name.split(".")[0]
             look = lambda path=path: self._why_draft(path)  # noqa: E731
-            yield from self._litter(path, name if export.is_key(name) else "", look)
+            yield from self._litter(path, name if is_key(name) else "", look)
 
     def _why_draft(self, path: Path) -> str:
         there = os.path.lexists(path)
@@ -318,7 +317,7 @@ class Pruning:
 
     def _leases(self) -> Iterator[Litter]:
         for path in _inside(self.store, ".locks"):
-            if not export.is_key(path.stem):
+            if not is_key(path.stem):
                 continue
             if path.suffix == ".lock":
                 yield from self._litter(path, "", lambda path=path: _why_lock(path))

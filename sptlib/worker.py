@@ -1,4 +1,4 @@
-"""The part of a sweep that a Dask worker runs: one training, in the client's store or in its own."""
+"""The part of a sweep that runs on a Dask worker: one training, in the shared or an own store."""
 
 import time
 from collections.abc import Callable
@@ -17,6 +17,7 @@ _STOPPED: set[str] = set()  # sweeps that this process shall end
 
 
 def stop(tag: str) -> None:
+    """End what this process computes for a sweep, at the next step, with a checkpoint."""
     _STOPPED.add(tag)
 
 
@@ -26,7 +27,17 @@ def sees(options: dict) -> bool:
 
 
 def work(name: str, fields: dict, options: dict, after: Outcome | None) -> Outcome:
-    """One node of the graph."""
+    """One node of the graph.
+
+    Args:
+        name: the key that the client expects.
+        fields: the configuration, as `sptlib.config.to_dict` gives it.
+        options: store, token, topic, shared, wait, device, checkpoint_seconds, recompute.
+        after: how the pretraining ended that this Run starts from; None = it is stored.
+
+    Returns:
+        The outcome, with the entry's files if the client's store is not seen here.
+    """
     if options["topic"] in _STOPPED or (after is not None and after.stopped):
         return Outcome(stopped=True)
     if after is not None and after.busy:

@@ -292,13 +292,13 @@ def test_verify_and_repair(filled):
     done = sptlib("verify", "--store", filled.path)
     assert done.exit_code == 1
     assert done.stdout == f"11 results in {filled.path}, 1 damaged\n"
-    assert [bad in line for line in done.stderr.splitlines()] == [True, False]
+    assert [bad in line for line in done.stderr.splitlines()] == [True]
     done = sptlib("verify", "--repair", "--store", filled.path)
     assert (done.exit_code, filled.find(bad)) == (0, None)
     assert done.stdout == f"11 results in {filled.path}, 1 damaged, 1 of them removed\n"
     done = sptlib("verify", "--store", filled.path)
     assert done.exit_code == 0
-    assert done.stderr == f"{filled.path / 'notes'} is no result and left alone\n"
+    assert done.stderr == ""
     assert (filled.path / "notes").is_dir()
 
 

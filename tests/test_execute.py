@@ -210,3 +210,18 @@ def test_no_git_is_no_commit(monkeypatch):
 
     monkeypatch.setattr(execute.subprocess, "run", missing)
     assert execute.commit() == ""
+
+
+def test_the_processor_has_a_name(monkeypatch):
+    monkeypatch.setattr(execute.platform, "processor", lambda: "abacus")
+    text = "processor : 0\nmodel name\t: Fast CPU @ 3\nmodel name\t: Fast CPU @ 3\n"
+    monkeypatch.setattr(execute.Path, "read_text", lambda path: text)
+    assert execute.processor() == "Fast CPU @ 3"
+    monkeypatch.setattr(execute.Path, "read_text", lambda path: "nothing of that kind")
+    assert execute.processor() == "abacus"
+
+    def missing(path):
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr(execute.Path, "read_text", missing)
+    assert execute.processor() == "abacus"

@@ -98,14 +98,14 @@ def supervise(cluster: SLURMCluster, jobs: int, process: subprocess.Popen | None
     answered, silent = set(), 0
     while process is None or process.poll() is None:
         answered |= {str(name) for name in cluster.observed}
-        queued = subprocess.run(
+        ours = {name: job.job_id for name, job in cluster.workers.items()}
+        queue = subprocess.run(
             ["squeue", "-h", "-o", "%A", "-u", getpass.getuser()], capture_output=True, text=True
         )
-        if queued.returncode == 0:
-            ids = set(queued.stdout.split())
-            ended = [name for name, job in cluster.workers.items() if job.job_id not in ids]
+        if queue.returncode == 0:
+            ended = [name for name, job in ours.items() if job not in queue.stdout.split()]
             for name in ended:
-                print(f"job {cluster.workers[name].job_id} has ended, another follows", flush=True)
+                print(f"job {ours[name]} has ended, another follows", flush=True)
                 silent = 0 if any(w.startswith(str(name)) for w in answered) else silent + 1
             if silent >= 3:
                 print("3 jobs in a row ended before a worker of theirs answered; see the logs")
