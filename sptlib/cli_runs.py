@@ -124,7 +124,7 @@ def _cells(entry, fields: dict, about: tuple[str | None, str]) -> list[str]:
         *("" if x is None else f"{x:.4f}" for x in numbers),
         f"{took:.1f}",
         age,
-        (label or tables.describe(fields)) + mark,
+        (label or progress.describe(fields)) + mark,
     ]
 
 
@@ -175,7 +175,7 @@ def _ls_work(place, task, labels, failed: bool, unfinished: bool) -> None:
                 continue
             if labels is not None and not _label(from_dict(each.fields), labels, set()):
                 continue
-            what = tables.describe(each.fields) if each.fields else "configuration not kept"
+            what = progress.describe(each.fields) if each.fields else "configuration not kept"
         except export.UNREADABLE:  # nobody knows what it was
             if task or labels is not None:
                 continue

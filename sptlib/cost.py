@@ -15,8 +15,9 @@ import pandas as pd
 from sptlib import devices, experiments, presets
 from sptlib.config import Pretraining, Run, digest
 from sptlib.devices import GPUS, Gpu, Pace
-from sptlib.errors import SptError, unknown
+from sptlib.errors import ConfigError, SptError, unknown
 from sptlib.experiments.base import Case
+from sptlib.flops import BYTES
 from sptlib.store import Store
 from sptlib.workload import Workload, workload
 
@@ -128,11 +129,13 @@ def estimate(
         same experiment and arm are one kind.
 
     Raises:
-        ConfigError: for an unknown device or precision.
+        ConfigError: for an unknown device or precision, or a precision of this machine.
     """
     devices.check(device)
-    if precision and precision not in devices.GPUS["h200"].peak:
-        raise unknown("precision", precision, devices.GPUS["h200"].peak)
+    if precision and precision not in BYTES:
+        raise unknown("precision", precision, BYTES)
+    if precision and device not in GPUS:
+        raise ConfigError("a precision is chosen for a GPU; here, every training has its own")
     kinds: dict[tuple, list[_Training]] = {}
     for training in _trainings(cases if isinstance(cases, Mapping) else {"": cases}):
         kinds.setdefault(training.kind, []).append(training)

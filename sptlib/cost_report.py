@@ -239,3 +239,14 @@ def agreement(table: pd.DataFrame) -> str:
         f"Of {len(rows)} kinds of training that do not stop early, {near} took within 25 % of the "
         f"prediction; the median ratio is {ratio.median():.2f}."
     )
+
+
+def extrapolated(here: pd.DataFrame, elsewhere: pd.DataFrame) -> str:
+    """A sentence: how long other work would take at the rate that these trainings reach."""
+    rate = here["flops_total"].sum() / here["hours_total"].sum()
+    total = elsewhere["flops_total"].sum()
+    return (
+        f"One thread gets {scientific(rate / 3600)} floating point operations per second out of "
+        f"these trainings. At this rate, the {scientific(total)} of the comparison above would "
+        f"take {duration(total / rate)}."
+    )

@@ -1,6 +1,7 @@
 """One node of a sweep's graph: a training, and how it ended."""
 
 import traceback
+from contextlib import suppress
 from dataclasses import dataclass
 
 from sptlib.config import Pretraining, Run, key
@@ -31,8 +32,10 @@ def attempt(spec: Run | Pretraining, store: Store, where: Where, recompute: bool
     except SptError as error:
         return Outcome(error=str(error))
     except Exception as error:  # the others go on; this one is reported with its cause
-        text = f"{type(error).__name__}: {error}".strip(": ")
-        return Outcome(error=text, traceback=traceback.format_exc())
+        text, trace = f"{type(error).__name__}: {error}".strip(": "), traceback.format_exc()
+        with suppress(SptError, OSError):  # the store may be what failed
+            store.fail(spec, [], f"{text}\n\n{trace}")
+        return Outcome(error=text, traceback=trace)
     return Outcome()
 
 

@@ -10,7 +10,7 @@ import re
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -24,8 +24,8 @@ from sptlib.launcher import launched, local_rank
 T = TypeVar("T")
 E = TypeVar("E", bound=Exception)
 
-#: what PyTorch says, in its own words, when another process is gone
-_LOST = re.compile(r"onnection (closed|reset|refused)|broken pipe|gloo|nccl", re.IGNORECASE)
+#: how PyTorch says that another process is gone, where it has no class for it
+_LOST = re.compile(r"connection (closed|reset|refused)|broken pipe|gloo|nccl", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -105,11 +105,12 @@ class Team:
         try:
             yield
         except RuntimeError as error:
-            if self.size == 1 or not _LOST.search(str(error)):
+            lost = isinstance(error, dist.DistError) or _LOST.search(str(error))
+            if self.size == 1 or not lost:
                 raise
             raise SptError(
-                f"process {self.rank} of {self.size} stopped, because another one has ended; "
-                "what that one said is the cause"
+                f"process {self.rank} of {self.size} has lost the others; if one of them ended "
+                f"before, what it said is the cause. PyTorch: {str(error).splitlines()[0]}"
             ) from error
 
 
@@ -151,7 +152,8 @@ def missing_accelerate(what: str) -> ConfigError:
 
 def leave(failed: bool) -> None:
     """Part from the other processes; after an error only as far as that cannot block."""
-    if dist.is_initialized() and not (failed and dist.get_backend() == "nccl"):
+    joined = dist.is_available() and dist.is_initialized()
+    if joined and not (failed and dist.get_backend() == "nccl"):
         dist.destroy_process_group()
         _started.clear()
 
@@ -182,7 +184,8 @@ def speaks(error: BaseException) -> bool:
 def spoken(error: BaseException) -> None:
     """To be called by the process that has reported an error: the others wait for it."""
     if _started and getattr(error, "shared", False):
-        next(iter(_started.values())).gather(None)
+        with suppress(RuntimeError):  # one of them is gone
+            next(iter(_started.values())).gather(None)
 
 
 def _attempt(work: Callable[[], T]) -> tuple[T | None, Exception | None]:

@@ -3,27 +3,41 @@
 import sys
 import time
 from collections.abc import Mapping
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from sptlib.config import ALIASES, Pretraining, Run
+from sptlib.config import ALIASES, Pretraining, Run, to_dict
 
 LINE_SECONDS = 10.0  # between two lines where the output is no terminal
 
 
+def describe(fields: dict[str, Any]) -> str:
+    """How a training starts, in a few words, from its configuration as it is stored."""
+    pretrain = fields.get("pretrain") or {}
+    words = []
+    if fields.get("kind") == "pretraining":
+        words.append("pretraining")
+    elif not pretrain:
+        words.append("scratch")
+    else:
+        groups = fields.get("transfer") or []
+        words.append("SPT" if groups == list(ALIASES["all"]) else f"SPT[{','.join(groups)}]")
+        if pretrain.get("task"):
+            words.append(f"on {pretrain['task'].get('name')}")
+    if pretrain.get("labelled_only"):
+        words.append("labelled inputs only")
+    if fields.get("freeze"):
+        words.append(f"freeze[{','.join(fields['freeze'])}]")
+    if n_labels := fields.get("task", {}).get("n_labels"):
+        words.append(f"{n_labels} labels")
+    return ", ".join(words)
+
+
 def title(spec: Run | Pretraining) -> str:
     """A training in a few words: task, seed, how it starts."""
-    if isinstance(spec, Pretraining):
-        how = "pretraining"
-    elif spec.pretrain is None:
-        how = "labels from scratch"
-    elif spec.transfer == ALIASES["all"]:
-        how = "labels after SPT"
-    else:
-        how = f"labels with {', '.join(spec.transfer) or 'nothing'} from SPT"
-    frozen = f", {', '.join(spec.freeze)} frozen" if isinstance(spec, Run) and spec.freeze else ""
-    return f"{spec.task.name}, seed {spec.seed}: {how}{frozen}"
+    return f"{spec.task.name}, seed {spec.seed}: {describe(to_dict(spec))}"
 
 
 def n_steps(spec: Run | Pretraining) -> int:

@@ -15,7 +15,7 @@ import pandas as pd
 from pydantic import TypeAdapter
 
 from sptlib import export
-from sptlib.config import ALIASES, Run, to_dict
+from sptlib.config import Run, to_dict
 from sptlib.errors import ConfigError
 from sptlib.export import Shipped
 from sptlib.formats.base import writing
@@ -78,28 +78,6 @@ def flat(entry: Entry | Shipped) -> dict[str, Any]:
 def logged(entry: Entry | Shipped) -> list[dict[str, Any]]:
     """One row per logged line; the losses of a shipped log are means over several steps."""
     return [{"key": entry.key, **line} for line in entry.metrics]
-
-
-def describe(fields: dict[str, Any]) -> str:
-    """How a training starts, in a few words, from its configuration as it is stored."""
-    pretrain = fields.get("pretrain") or {}
-    words = []
-    if fields.get("kind") == "pretraining":
-        words.append("pretraining")
-    elif not pretrain:
-        words.append("scratch")
-    else:
-        groups = fields.get("transfer") or []
-        words.append("SPT" if groups == list(ALIASES["all"]) else f"SPT[{','.join(groups)}]")
-        if pretrain.get("task"):
-            words.append(f"on {pretrain['task'].get('name')}")
-    if pretrain.get("labelled_only"):
-        words.append("labelled inputs only")
-    if fields.get("freeze"):
-        words.append(f"freeze[{','.join(fields['freeze'])}]")
-    if n_labels := fields.get("task", {}).get("n_labels"):
-        words.append(f"{n_labels} labels")
-    return ", ".join(words)
 
 
 @cache

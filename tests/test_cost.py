@@ -271,6 +271,8 @@ def test_tables_and_figure_for_readers():
     assert len(by_device) == sum(len(gpu.peak) for gpu in GPUS.values())
     assert by_device.loc[("rtx3090", "fp32"), "largest training"].endswith("!")
     assert cost_report.by_experiment(table).loc["all", "trainings"] == table["n"].sum()
+    assert cost_report.extrapolated(table, table).endswith(
+        f"would take {cost_report.duration(table['hours_total'].sum())}.")
     ratio = cost_report.equal_steps(table)["scratch / SPT"].astype(float)
     assert ratio["retrieval"] == pytest.approx(1.5, abs=0.01)  # pairs are two sequences a step
     assert ratio["listops"] == pytest.approx(1, abs=0.01)
@@ -330,3 +332,5 @@ def test_api_refuses_unknown_names(tiny):
         cost.estimate([Case({}, tiny)], device="rtx309")
     with pytest.raises(ConfigError, match="unknown precision"):
         cost.estimate([Case({}, tiny)], device="h200", precision="int8")
+    with pytest.raises(ConfigError, match="chosen for a GPU"):
+        cost.estimate([Case({}, tiny)], device="cpu", precision="bf16")

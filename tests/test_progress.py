@@ -39,11 +39,11 @@ def test_titles_tell_trainings_apart(tiny):
     ]
     assert texts == [
         "neighbor, seed 0: pretraining",
-        "neighbor, seed 0: labels after SPT",
-        "neighbor, seed 0: labels with qk from SPT",
-        "neighbor, seed 0: labels with nothing from SPT",
-        "neighbor, seed 0: labels from scratch",
-        "neighbor, seed 3: labels after SPT, qk, vo frozen",
+        "neighbor, seed 0: SPT",
+        "neighbor, seed 0: SPT[qk]",
+        "neighbor, seed 0: SPT[]",
+        "neighbor, seed 0: scratch",
+        "neighbor, seed 3: SPT, freeze[qk,vo]",
     ]
 
 

@@ -117,11 +117,14 @@ def test_a_run_that_raises_what_nobody_expected(arms, store, monkeypatch):
         compute_all(arms, store, workers=1)
     assert caught.value.failed == {key(arms[1]): "RuntimeError: the sky fell"}
     assert 'raise RuntimeError("the sky fell")' in caught.value.tracebacks[key(arms[1])]
-    what = "neighbor, seed 0: labels with qk from SPT"
+    what = "neighbor, seed 0: SPT[qk]"
     assert caught.value.table() == f"{key(arms[1])[:12]}  {what}  RuntimeError: the sky fell"
     assert len(list(store.entries())) == 6
+    kept = (store.work_folder(arms[1]) / "error.txt").read_text()
+    assert kept.startswith("RuntimeError: the sky fell\n\nTraceback")
     monkeypatch.setattr(execute, "finetune", original)
     assert len(compute_all(arms, store, workers=1)) == 5  # tried again, with success
+    assert list((store.path / ".work").iterdir()) == []
 
 
 def test_an_error_of_many_failures_stays_readable(arms, store):

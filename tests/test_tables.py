@@ -182,7 +182,7 @@ def test_a_failure_while_writing_leaves_the_old_file(tmp_path, monkeypatch, suff
 
 def test_descriptions(tiny):
     def words(run) -> str:
-        return tables.describe(json.loads(json.dumps(to_dict(run))))
+        return progress.describe(json.loads(json.dumps(to_dict(run))))
 
     assert words(tiny) == "SPT"
     assert words(replace(tiny, transfer=("qk", "mlp"), freeze=("qk",))) == "SPT[qk,mlp], freeze[qk]"
