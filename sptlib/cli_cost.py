@@ -44,7 +44,8 @@ def cost(experiments, preset, seeds, device, precision, seconds, file) -> None:
     Everything distinct is counted once, however many Runs or experiments share it.
     """
     from sptlib import cost as costs
-    from sptlib import cost_report, devices, presets
+    from sptlib import presets
+    from sptlib.cost import devices, report
 
     presets.check(preset)
     device = devices.check(device or ("h200" if preset == "paper" else "cpu"))
@@ -52,9 +53,9 @@ def cost(experiments, preset, seeds, device, precision, seconds, file) -> None:
     table = costs.estimate(cases, device=device, seconds=seconds, precision=precision)
     if file is not None:
         table.to_csv(file, index=False)
-    click.echo(cost_report.text(table))
+    click.echo(report.text(table))
     click.echo()
-    for sentence in (cost_report.dominant(table), *cost_report.notes(table, device)):
+    for sentence in (report.dominant(table), *report.notes(table, device)):
         click.echo(sentence)
     if file is not None:
         click.echo(f"{len(table)} rows written to {file}")

@@ -111,7 +111,7 @@ def _is_task(fields: dict, wanted: str | None) -> bool:
 
 
 def _cells(entry, fields: dict, about: tuple[str | None, str]) -> list[str]:
-    from sptlib import export, tables
+    from sptlib import export, progress
     from sptlib.export import Shipped
 
     result = export.part(entry, "result")
@@ -159,7 +159,7 @@ def _print(header: list[str], lines: list[list[str] | str]) -> None:
 
 
 def _ls_work(place, task, labels, failed: bool, unfinished: bool) -> None:
-    from sptlib import export, tables, upkeep
+    from sptlib import export, progress, upkeep
     from sptlib.config import from_dict
 
     if isinstance(place, export.Study):

@@ -12,17 +12,18 @@ from click.testing import CliRunner
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sptlib import cost, cost_report, devices, plots_cost, presets, tasks, train, workload
+from sptlib import cost, presets, tasks, train
 from sptlib.cli import Group
 from sptlib.cli_cost import cost as command
 from sptlib.config import digest
-from sptlib.devices import GPUS, Pace
+from sptlib.cost import devices, plots, report, workload
+from sptlib.cost.devices import GPUS, Pace
+from sptlib.cost.flops import Inputs
+from sptlib.cost.workload import Lengths
 from sptlib.errors import ConfigError
 from sptlib.execute import compute
 from sptlib.experiments import EXPERIMENTS
 from sptlib.experiments.base import Case
-from sptlib.flops import Inputs
-from sptlib.workload import Lengths
 
 # --- workloads -------------------------------------------------------------------------------
 
@@ -198,7 +199,7 @@ def test_every_preset_and_device_has_a_table(preset, paced):
             assert (table["bytes"] == table[uses].sum(axis=1)).all()
             assert (table["hours_max"] >= table["hours"]).all()
             assert (table["flops_max"] >= table["flops"]).all()
-            said = [*cost_report.notes(table, device), cost_report.dominant(table)]
+            said = [*report.notes(table, device), report.dominant(table)]
             assert all(sentence.endswith(".") for sentence in said)
 
 
@@ -237,10 +238,10 @@ def test_early_stopping_is_marked_as_a_bound(tiny, paced):
              for arm, changes in stops.items()]
     table = cost.estimate(cases)
     assert table["may_stop"].tolist() == [False, True, True]
-    assert any("may stop early" in sentence for sentence in cost_report.notes(table, "cpu"))
-    words = cost_report.shown(table).set_index("training")["time each"]
+    assert any("may stop early" in sentence for sentence in report.notes(table, "cpu"))
+    words = report.shown(table).set_index("training")["time each"]
     assert [words[arm].startswith("≤") for arm in stops] == [False, True, True]
-    assert cost_report.shown(table).iloc[-1]["time of all"].startswith("≤")
+    assert report.shown(table).iloc[-1]["time of all"].startswith("≤")
 
 
 def test_frozen_groups_cost_less(tiny, paced):
@@ -255,33 +256,33 @@ def test_recorded_seconds_stand_beside(tiny, store, where, paced):
     table = cost.estimate([Case({"arm": "SPT"}, tiny)], store=store)
     recorded = dict(zip(table["stage"], table["recorded"], strict=True))
     assert 3600 * recorded["finetune"] == pytest.approx(entry.environment["seconds"])
-    assert len(cost_report.beside(table)) == 2
-    assert "2 kinds of training" in cost_report.agreement(table)
+    assert len(report.beside(table)) == 2
+    assert "2 kinds of training" in report.agreement(table)
     (entry.path / "environment.json").write_text("{}")
     table = cost.estimate([Case({"arm": "SPT"}, tiny)], store=store)
     assert table["recorded"].isna().tolist() == [False, True]
     nothing = table.assign(recorded=float("nan"))
-    assert cost_report.agreement(nothing) == "The store has none of these trainings."
+    assert report.agreement(nothing) == "The store has none of these trainings."
 
 
 def test_tables_and_figure_for_readers():
     cases = {"replication": cost.plan(["replication"], "paper", 1)["replication"]}
     table = cost.estimate(cases, device="h200")
-    by_device = cost_report.by_device(cases)
+    by_device = report.by_device(cases)
     assert len(by_device) == sum(len(gpu.peak) for gpu in GPUS.values())
     assert by_device.loc[("rtx3090", "fp32"), "largest training"].endswith("!")
-    assert cost_report.by_experiment(table).loc["all", "trainings"] == table["n"].sum()
-    assert cost_report.extrapolated(table, table).endswith(
-        f"would take {cost_report.duration(table['hours_total'].sum())}.")
-    ratio = cost_report.equal_steps(table)["scratch / SPT"].astype(float)
+    assert report.by_experiment(table).loc["all", "trainings"] == table["n"].sum()
+    assert report.extrapolated(table, table).endswith(
+        f"would take {report.duration(table['hours_total'].sum())}.")
+    ratio = report.equal_steps(table)["scratch / SPT"].astype(float)
     assert ratio["retrieval"] == pytest.approx(1.5, abs=0.01)  # pairs are two sequences a step
     assert ratio["listops"] == pytest.approx(1, abs=0.01)
-    (axes,) = plots_cost.by_task(table).axes
+    (axes,) = plots.by_task(table).axes
     lengths = {text.get_text() for text in axes.get_yticklabels()}
     assert lengths == set(table["task"])
-    assert [cost_report.duration(h) for h in (1 / 3600, 0.5, 30, 50, 20_000)] == [
+    assert [report.duration(h) for h in (1 / 3600, 0.5, 30, 50, 20_000)] == [
         "1.0 s", "30.0 min", "30.0 hours", "2.1 days", "2.3 years"]
-    assert [cost_report.size(n) for n in (10, 2e6, 3e9)] == ["0 kB", "2.0 MB", "3.0 GB"]
+    assert [report.size(n) for n in (10, 2e6, 3e9)] == ["0 kB", "2.0 MB", "3.0 GB"]
 
 
 # --- the command -----------------------------------------------------------------------------

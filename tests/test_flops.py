@@ -11,9 +11,10 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from sptlib import flops, presets, workload
+from sptlib import presets
 from sptlib.config import GROUPS, ModelConfig, PretrainConfig
-from sptlib.flops import Inputs
+from sptlib.cost import flops, workload
+from sptlib.cost.flops import Inputs
 from sptlib.model import Transformer
 from sptlib.transfer import freeze_groups, group_of
 

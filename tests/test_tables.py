@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 import torch
 
-from sptlib import export, tables
+from sptlib import export, progress, tables
 from sptlib.config import Run, to_dict
 from sptlib.errors import ConfigError
 from sptlib.tasks import CONFIGS, NeighborConfig

@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from sptlib import flops, tasks
+from sptlib import tasks
 from sptlib.config import ModelConfig, PretrainConfig, Pretraining, Run, TrainConfig
+from sptlib.cost import flops
+from sptlib.cost.flops import Inputs
 from sptlib.errors import SptError
 from sptlib.evaluate import EVAL_BATCH, EVAL_POSITIONS
-from sptlib.flops import Inputs
 from sptlib.formats import imdb
 from sptlib.generators.listops import SYMBOLS
 from sptlib.seeding import generator
@@ -197,7 +198,7 @@ class Workload:
         return max(1, min(EVAL_BATCH, EVAL_POSITIONS // positions))
 
     def arguments(self, items: int) -> tuple:
-        """The first arguments of the functions of `sptlib.flops`."""
+        """The first arguments of the functions of `sptlib.cost.flops`."""
         return self.model, self.inputs, self.stage, items
 
     @cached_property

@@ -4,7 +4,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.figure import Figure
 
-from sptlib.cost_report import unit_of
+from sptlib.cost.report import unit_of
 from sptlib.plots import ARM_COLOURS, use_style
 
 #: parts of a bar, from the left, with their colours: what SPT needs is blue

@@ -25,15 +25,16 @@ from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from tqdm import tqdm
 
-from sptlib import evaluate, flops, masking, tasks, train
+from sptlib import evaluate, masking, tasks, train
 from sptlib.config import FinetuneConfig, ModelConfig, Pretraining, Run
+from sptlib.cost import flops
+from sptlib.cost.workload import Lengths, Workload
 from sptlib.errors import unknown
 from sptlib.execute import Where, compute
 from sptlib.model import build
 from sptlib.seeding import generator
 from sptlib.store import Store
 from sptlib.tasks import NeighborConfig, Split, TaskData
-from sptlib.workload import Lengths, Workload
 
 UTILISATION = 0.4
 DISPATCH = 20e-6

@@ -1,9 +1,9 @@
 """What experiments cost before they are run: FLOPs, memory and hours of every kind of training.
 
 Each distinct training is counted once, however many Runs start from it and however many experiments
-share it. Steps and evaluations are read off the configurations (`sptlib.workload`), their
-arithmetic and memory follow in closed form (`sptlib.flops`), and how long they take is measured
-here or estimated for a GPU (`sptlib.devices`).
+share it. Steps and evaluations are read off the configurations (`sptlib.cost.workload`), their
+arithmetic and memory follow in closed form (`sptlib.cost.flops`), and how long they take is
+measured here or estimated for a GPU (`sptlib.cost.devices`).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,14 +12,15 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pandas as pd
 
-from sptlib import devices, experiments, presets
+from sptlib import experiments, presets
 from sptlib.config import Pretraining, Run, digest
-from sptlib.devices import GPUS, Gpu, Pace
+from sptlib.cost import devices
+from sptlib.cost.devices import GPUS, Gpu, Pace
+from sptlib.cost.flops import BYTES
+from sptlib.cost.workload import Workload, workload
 from sptlib.errors import ConfigError, SptError, unknown
 from sptlib.experiments.base import Case
-from sptlib.flops import BYTES
 from sptlib.store import Store
-from sptlib.workload import Workload, workload
 
 #: experiment, or any other name, with its cases
 Cases = Mapping[str, Sequence[Case]]
@@ -118,8 +119,8 @@ def estimate(
 
     Args:
         cases: of one experiment, or by experiment (`plan`).
-        device: a name of `sptlib.devices.GPUS`, or "cpu" or "this": one thread of this machine,
-            which is measured.
+        device: a name of `sptlib.cost.devices.GPUS`, or "cpu" or "this": one thread of this
+            machine, which is measured.
         seconds: for measuring; a GPU takes none.
         precision: fp32, tf32 or bf16 for all; "" = each training's own. Of GPUs only.
         store: whose results say how long trainings really took.
@@ -146,9 +147,7 @@ def estimate(
     else:
         gpu, paces = None, devices.measure(works, seconds)
     taken = _recorded(store) if store is not None else {}
-    rows = [
-        _row(some, paces[some[0].work.shape], precision, gpu, taken) for some in kinds.values()
-    ]
+    rows = [_row(some, paces[some[0].work.shape], precision, gpu, taken) for some in kinds.values()]
     table = pd.DataFrame(rows, columns=[name for name in COLUMNS if name != "share"])
     share = table["hours_total"] / table["hours_total"].sum()
     table.insert(table.columns.get_loc("hours_total") + 1, "share", share)

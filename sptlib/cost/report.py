@@ -4,11 +4,12 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from sptlib import cost, devices
+from sptlib.cost import devices
+from sptlib.cost.devices import GPUS
+from sptlib.cost.table import Cases, estimate
+from sptlib.cost.workload import BEST
 from sptlib.data.make import cores
-from sptlib.devices import GPUS
 from sptlib.experiments.base import Case
-from sptlib.workload import BEST
 
 
 def shown(table: pd.DataFrame) -> pd.DataFrame:
@@ -173,13 +174,13 @@ def by_experiment(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def by_device(
-    cases: cost.Cases | Sequence[Case], precisions: Sequence[str] = ("fp32", "tf32", "bf16")
+    cases: Cases | Sequence[Case], precisions: Sequence[str] = ("fp32", "tf32", "bf16")
 ) -> pd.DataFrame:
     """The same work on every GPU of the table, in every precision that it has units for."""
     rows = []
     for name, gpu in GPUS.items():
         for precision in (p for p in precisions if p in gpu.peak):
-            table = cost.estimate(cases, device=name, precision=precision)
+            table = estimate(cases, device=name, precision=precision)
             time = table.groupby("by")["hours_total"].sum() / table["hours_total"].sum()
             rows.append(
                 {

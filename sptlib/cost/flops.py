@@ -144,9 +144,7 @@ def parameters(model: ModelConfig, inputs: Inputs) -> dict[str, int]:
     }
 
 
-def state(
-    model: ModelConfig, inputs: Inputs, stage: Stage, freeze: tuple[str, ...] = ()
-) -> int:
+def state(model: ModelConfig, inputs: Inputs, stage: Stage, freeze: tuple[str, ...] = ()) -> int:
     """Bytes of weights, gradients, AdamW's two moments, the best weights so far, and tables.
 
     Both heads are there in both stages; only one of them, and no frozen group, has gradients.
@@ -220,9 +218,7 @@ def activations(
     return total
 
 
-def evaluation(
-    model: ModelConfig, inputs: Inputs, stage: Stage, items: int, length: Any
-) -> Any:
+def evaluation(model: ModelConfig, inputs: Inputs, stage: Stage, items: int, length: Any) -> Any:
     """Bytes at the fullest point of a forward pass without gradients: inside an MLP, or at the
     logits of a reconstruction."""
     N = inputs.sequences(stage, items) * length
