@@ -71,8 +71,10 @@ def main(debug: bool) -> None:
 )
 def run(notebooks, given, preset, seeds, store, if_changed) -> None:
     """Execute notebooks by number or name, or `all`, into results/notebooks/."""
+    from sptlib import launcher
     from sptlib import notebooks as nb
 
+    launcher.refuse("sptlib run")
     values = {name: options.read_value(value) for name, value in given}
     values |= {k: v for k, v in (("preset", preset), ("seeds", seeds)) if v is not None}
     paths = nb.available() if notebooks == ("all",) else [nb.find(name) for name in notebooks]

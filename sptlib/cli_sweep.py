@@ -53,12 +53,13 @@ def sweep(
 
     Ctrl-C stops it in order; the same command goes on from there.
     """
-    from sptlib import experiments, presets, tuning
+    from sptlib import experiments, launcher, presets, tuning
     from sptlib.experiments import base
     from sptlib.export import run_store
     from sptlib.notebooks import root
     from sptlib.sweep import SweepError, Tls, compute_all
 
+    launcher.refuse("sptlib sweep")
     module = experiments.get(experiment)
     presets.check(preset)
     if tune and not hasattr(module, "TUNED_AT"):

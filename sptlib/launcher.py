@@ -27,6 +27,15 @@ def launched() -> int:
     return size
 
 
+def refuse(what: str) -> None:
+    """Raise `ConfigError` if a launcher started several processes for what wants to be one."""
+    if launched() > 1:
+        raise ConfigError(
+            f"{what} starts processes of its own; call it without `accelerate launch`, which is "
+            "for one large training: accelerate launch -m sptlib train ..."
+        )
+
+
 def left_alone() -> str:
     """A warning if `accelerate launch` was asked for several processes and started one; else ""."""
     several = "ACCELERATE_MIXED_PRECISION" in os.environ and "MASTER_ADDR" in os.environ

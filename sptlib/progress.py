@@ -11,6 +11,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from sptlib.config import ALIASES, Pretraining, Run, to_dict
 
 LINE_SECONDS = 10.0  # between two lines where the output is no terminal
+PACE_SECONDS = 3.0  # to watch before the end is estimated
 
 
 def describe(fields: dict[str, Any]) -> str:
@@ -73,6 +74,7 @@ class Board:
         self.part = dict.fromkeys(nodes, 0.0)  # of each training, from 0 to 1
         self.finished: set[str] = set()
         self.note = ""
+        self._first: tuple[float, float] | None = None
         self.started = self._printed = time.monotonic()
         console = Console(stderr=True)
         self._bars = None
@@ -123,11 +125,19 @@ class Board:
             print(text, file=sys.stderr, flush=True)
 
     def left(self) -> float | None:
-        """Estimated seconds until the end, at the pace so far; None while that is unknown."""
-        total = sum(self.weight.values())
-        done = sum(self.weight[name] * part for name, part in self.part.items())
-        passed = time.monotonic() - self.started
-        return passed * (total - done) / done if done > 0 and passed > 1 else None
+        """Estimated seconds until the end, at the pace since the first news; None while unknown."""
+        done = self._done()
+        if self._first is None:  # processes were started before: that is no pace
+            self._first = (time.monotonic(), done) if done else None
+            return None
+        at, before = self._first
+        passed = time.monotonic() - at
+        if done <= before or passed < PACE_SECONDS:
+            return None
+        return passed * (sum(self.weight.values()) - done) / (done - before)
+
+    def _done(self) -> float:
+        return sum(self.weight[name] * part for name, part in self.part.items())
 
     def show(self, final: bool = False) -> None:
         """Bring what is seen up to date."""
@@ -140,9 +150,8 @@ class Board:
         text += self.note
         now = time.monotonic()
         if self._bars is not None:
-            total = sum(self.weight.values())
-            done = sum(self.weight[name] * part for name, part in self.part.items())
-            self._bars.update(self._total, completed=done / total, text=text)
+            share = self._done() / sum(self.weight.values())
+            self._bars.update(self._total, completed=share, text=text)
         elif final or now - self._printed >= LINE_SECONDS:
             self._printed = now
             print(text, file=sys.stderr, flush=True)

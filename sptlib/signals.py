@@ -34,7 +34,9 @@ def stopping() -> Iterator[Stop]:
             signal.signal(each, handler)
 
     for each in (signal.SIGINT, signal.SIGTERM):
-        before[each] = signal.signal(each, hear)
+        handler = signal.getsignal(each)
+        if handler not in (signal.SIG_IGN, None):  # ignored on purpose (nohup), or not Python's
+            before[each] = signal.signal(each, hear)
     try:
         yield stop
     finally:

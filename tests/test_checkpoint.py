@@ -453,4 +453,4 @@ def test_a_second_ctrl_c_ends_at_once(tmp_path, monkeypatch):
     done = CliRunner().invoke(cli.main, command)
     assert done.exit_code != 0
     assert "stopped in" not in done.stderr
-    assert list(Store(tmp_path / "a").path.glob(".work/*/*")) == []
+    assert list(Store(tmp_path / "a").path.glob(".work/*/checkpoint*")) == []

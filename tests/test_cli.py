@@ -12,6 +12,7 @@ from sptlib.cli_options import read_value
 from sptlib.store import Store
 
 SMOKE = ("train", "--preset", "smoke", "--device", "cpu")
+STUDY = Path(__file__).parents[1] / "data" / "study"
 QUICK = (*SMOKE, "--set", "pretrain.epochs=0.5", "--set", "finetune.epochs=0.5")
 
 
@@ -245,3 +246,59 @@ def test_verify_finds_damage_and_repair_removes_it(sptlib, filled, name, spoil):
     assert filled.find(entry.key) is None
     assert sptlib("runs", "verify").exit_code == 0
     assert sptlib(*QUICK).exit_code == 0  # and it is computed again
+
+
+@pytest.mark.parametrize("command", ["sweep duration", "run 01"])
+def test_what_starts_processes_itself_is_refused_under_a_launcher(sptlib, monkeypatch, command):
+    for name, value in (("WORLD_SIZE", "2"), ("RANK", "0"), ("LOCAL_RANK", "0")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "1")
+    done = sptlib(*command.split(), "--preset", "smoke")
+    assert done.exit_code == 1
+    assert "starts processes of its own" in done.stderr
+
+
+def test_a_sweep_says_what_is_missing_and_then_what_failed(sptlib, store, monkeypatch):
+    from sptlib import execute
+
+    words = ("sweep", "duration", "--preset", "smoke", "--seeds", "1", "--workers", "1")
+    dry = sptlib(*words, "--dry-run")
+    assert dry.stdout.startswith(f"7 Runs, 7 of them not in {store.path}; they need 3 pretraining")
+    assert not list(store.entries())
+    original = execute.finetune
+
+    def failing(run, *arguments, **options):
+        if run.pretrain is None:
+            raise RuntimeError("no labels today")
+        return original(run, *arguments, **options)
+
+    monkeypatch.setattr(execute, "finetune", failing)
+    done = sptlib(*words)
+    assert done.exit_code == 1
+    assert done.stderr.count("RuntimeError: no labels today\n") == 8  # at once, and in the table
+    assert "Traceback" not in done.stderr
+    assert f"sptlib: 4 trainings failed; the others are stored in {store.path}" in done.stderr
+    traced = sptlib("--debug", *words)
+    assert traced.exit_code == 1
+    assert 'raise RuntimeError("no labels today")' in traced.stderr
+    monkeypatch.setattr(execute, "finetune", original)
+    done = sptlib(*words)
+    assert done.exit_code == 0
+    assert done.stdout.splitlines()[-1] == f"7 Runs stored in {store.path}"
+    assert sptlib(*words, "--dry-run").stdout.startswith("7 Runs, 0 of them not in")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--tls-ca", "x.pem"), "--tls-ca, --tls-cert and --tls-key go together"),
+        (("--tune",), "duration searches no rates"),
+        (("--store", str(STUDY)), "holds exported results, which are only read"),
+    ],
+)
+def test_sweeps_that_are_refused(sptlib, words, message):
+    done = sptlib("sweep", "duration", "--preset", "smoke", *words)
+    assert done.exit_code == 1
+    assert message in done.stderr
+    assert len(done.stderr.splitlines()) == 1

@@ -70,23 +70,27 @@ def test_the_end_is_estimated_from_the_pace(tiny, clock, capsys):
     nodes = {"a": tiny.pretraining, "b": replace(tiny, seed=1).pretraining, "c": longer}
     with Board(nodes) as board:
         assert board.left() is None
+        clock[0] += 100  # processes start
+        board.step("a", "pretrain", 2, 12, 2.0)
+        assert board.left() is None
         clock[0] += 10
         board.step("a", "pretrain", 6, 12, 2.0)
-        assert board.left() == pytest.approx(90)  # 6 of 60 in 10 s
+        assert board.left() == pytest.approx(135)  # 54 of 60 are left, 4 took 10 s
         board.done("a")
-        assert board.left() == pytest.approx(40)
+        assert board.left() == pytest.approx(48)
         clock[0] += 10
         board.done("b", "no luck")
         board.step("c", "finetune", 18, 36, 0.7)
-        assert board.left() == pytest.approx(20 * 18 / 42)
+        assert board.left() == pytest.approx(20 * 18 / 40)
         clock[0] += 100
         board.done("c")
         assert board.left() == 0
     assert capsys.readouterr().err.splitlines() == [
+        "0 of 3 trainings",
         "0 of 3 trainings, 2 min left",
         "failed: neighbor, seed 1: pretraining: no luck",
-        "2 of 3 trainings, 30 s left",
-        "3 of 3 trainings in 2 min",
+        "2 of 3 trainings, 33 s left",
+        "3 of 3 trainings in 4 min",
     ]
 
 
