@@ -297,8 +297,8 @@ def test_a_sweep_says_what_is_missing_and_then_what_failed(sptlib, store, monkey
         (("--store", str(STUDY)), "holds exported results, which are only read"),
     ],
 )
-def test_sweeps_that_are_refused(sptlib, words, message):
-    done = sptlib("sweep", "duration", "--preset", "smoke", *words)
+def test_sweeps_that_are_refused(words, message):
+    done = CliRunner().invoke(main, ["sweep", "duration", "--preset", "smoke", *words])
     assert done.exit_code == 1
     assert message in done.stderr
     assert len(done.stderr.splitlines()) == 1
