@@ -4,6 +4,7 @@ Whoever reaches a Dask scheduler can run code as the user who started it. The lo
 on 127.0.0.1 only; others should stand in a private network, or use TLS.
 """
 
+import asyncio
 import logging
 import os
 import queue
@@ -12,6 +13,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +41,7 @@ WORKER_ENVIRONMENT = {
 }
 CONNECT_SECONDS = 20.0  # to wait for a scheduler to answer
 LOST_SECONDS = 5.0  # without a connection, after which the scheduler counts as gone
+FETCH_SECONDS = 300.0  # for a result, with its weights if workers do not see the store
 STOP_SECONDS = 30.0  # that running trainings have to save themselves after Ctrl-C
 COUNT_SECONDS = 5.0  # between two counts of the workers, while nothing happens
 
@@ -104,18 +107,34 @@ def connect(scheduler: str, workers: int, tls: Tls | None) -> "Iterator[Client]"
                     silence_logs=50,
                 )
             stack.callback(cluster.close)
-        try:
-            client = Client(
-                cluster or scheduler,
-                security=security,
-                timeout=CONNECT_SECONDS,
-                set_as_default=False,
-            )
-        except (OSError, TimeoutError, ValueError, TypeError, RuntimeError) as error:
-            why = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise SchedulerError(f"no Dask scheduler answers at {scheduler!r}: {why}") from error
+        else:
+            _answers(scheduler, security)
+        client = Client(
+            cluster or scheduler, security=security, timeout=CONNECT_SECONDS, set_as_default=False
+        )
         stack.enter_context(client)
         yield client
+
+
+def _answers(scheduler: str, security) -> None:
+    """Raise `SchedulerError` unless a scheduler answers at this address.
+
+    A client that finds none leaves threads behind; this asks without one.
+    """
+    from distributed.comm import connect
+    from distributed.security import Security
+
+    async def ask() -> None:
+        how = (security or Security()).get_connection_args("client")
+        comm = await connect(scheduler, timeout=CONNECT_SECONDS, **how)
+        await comm.close()
+
+    try:
+        with ThreadPoolExecutor(1) as thread:  # a notebook has a running event loop in this one
+            thread.submit(asyncio.run, ask()).result()
+    except (OSError, TimeoutError, ValueError, TypeError, RuntimeError) as error:
+        why = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise SchedulerError(f"no Dask scheduler answers at {scheduler!r}: {why}") from error
 
 
 @contextmanager
@@ -244,9 +263,13 @@ class _Sweep:
 
     def _outcome(self, name: str) -> Outcome:
         future = self.futures[name]
-        if future.status != "finished":
-            return Outcome(error=_explain(future.exception() if future.status == "error" else None))
-        outcome: Outcome = future.result()
+        try:
+            error = future.exception(timeout=LOST_SECONDS) if future.status == "error" else None
+            if future.status != "finished":
+                return Outcome(error=_explain(error))
+            outcome: Outcome = future.result(timeout=FETCH_SECONDS)
+        except (OSError, TimeoutError, CancelledError) as error:
+            raise self._lost() from error
         if outcome.files is not None:
             self.store.unpack(name, outcome.files)
             outcome = Outcome()

@@ -193,7 +193,7 @@ def test_a_notebook_on_a_cluster(tmp_path, processes, monkeypatch):
         }
     assert len(numbers["here"]) > 3
     assert numbers["here"] == numbers["there"]
-    assert_same(Store(tmp_path / "here"), Store(tmp_path / "there"), 11)
+    assert_same(Store(tmp_path / "here"), Store(tmp_path / "there"), 15)
 
 
 # --- TLS ----------------------------------------------------------------------------------------

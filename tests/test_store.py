@@ -352,7 +352,10 @@ LIMITED = """
 import json, resource, sys
 from sptlib.cli import main
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), resource.RLIM_INFINITY))
-main(sys.argv[2:])
+try:
+    main(sys.argv[2:])
+finally:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 """
 
 

@@ -54,7 +54,7 @@ def main() -> int:
 
 def cluster_of(args: argparse.Namespace) -> SLURMCluster:
     """Scheduler in this process; no job yet."""
-    more = ["--no-dashboard"]
+    more = ["--no-dashboard", "--dashboard-address", "127.0.0.1:0"]
     if args.lifetime:  # workers leave in good order before Slurm ends their job
         more += ["--lifetime", args.lifetime, "--lifetime-stagger", "30s"]
     security = {}
@@ -157,13 +157,14 @@ def arguments() -> tuple[argparse.Namespace, list[str]]:
     return parser.parse_args(argv[:cut]), argv[cut + 1 :]
 
 
-def interrupt(*_) -> None:
+def end(*_) -> None:
     """SIGTERM (of kill, of scancel) ends this script in order: no job may be left behind."""
     sys.exit(143)
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, interrupt)
+    signal.signal(signal.SIGTERM, end)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # dask-jobqueue has put its own there
     try:
         sys.exit(main())
     except KeyboardInterrupt:

@@ -130,9 +130,9 @@ def test_outside_a_checkout_there_are_no_notebooks(tmp_path, monkeypatch):
 
 
 def test_lists_are_read_as_yaml():
-    from sptlib.cli import _value
+    from sptlib.cli_options import read_value
 
-    assert _value("[50, 100]") == [50, 100]
-    assert _value("1e-3") == 1e-3
-    assert _value("null") is None
-    assert _value("+1 / +3") == "+1 / +3"
+    assert read_value("[50, 100]") == [50, 100]
+    assert read_value("1e-3") == 1e-3
+    assert read_value("null") is None
+    assert read_value("+1 / +3") == "+1 / +3"
