@@ -215,7 +215,20 @@ def check_make(words: list[str]) -> None:
     assert plan.returncode == 0, plan.stderr
 
 
-CHECKS = {"sptlib": check_sptlib, "papermill": check_papermill, "make": check_make}
+def check_accelerate(words: list[str]) -> None:
+    from accelerate.commands.launch import launch_command_parser
+
+    given = launch_command_parser().parse_args(words[1:])
+    assert (words[0], given.module, given.training_script) == ("launch", True, "sptlib")
+    check_sptlib(given.training_script_args)
+
+
+CHECKS = {
+    "sptlib": check_sptlib,
+    "papermill": check_papermill,
+    "make": check_make,
+    "accelerate": check_accelerate,
+}
 
 
 @pytest.mark.parametrize(("page", "command"), DOCUMENTED, ids=[f"{p}: {c}" for p, c in DOCUMENTED])

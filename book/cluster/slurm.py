@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 
 import dask
 from dask_jobqueue import SLURMCluster
@@ -64,9 +65,7 @@ def cluster_of(args: argparse.Namespace) -> SLURMCluster:
             for role in ("scheduler", "worker", "client")
             for part in ("cert", "key")
         }
-        security["security"] = Security(
-            tls_ca_file=args.tls_ca, require_encryption=True, **pairs
-        )
+        security["security"] = Security(tls_ca_file=args.tls_ca, require_encryption=True, **pairs)
     return SLURMCluster(
         queue=args.partition,
         account=args.account,
@@ -106,7 +105,7 @@ def supervise(cluster: SLURMCluster, jobs: int, process: subprocess.Popen | None
             ended = [name for name, job in ours.items() if job not in queue.stdout.split()]
             for name in ended:
                 print(f"job {ours[name]} has ended, another follows", flush=True)
-                silent = 0 if any(w.startswith(str(name)) for w in answered) else silent + 1
+                silent = 0 if any(f"{w}-".startswith(f"{name}-") for w in answered) else silent + 1
             if silent >= 3:
                 print("3 jobs in a row ended before a worker of theirs answered; see the logs")
                 return 1
@@ -119,10 +118,11 @@ def supervise(cluster: SLURMCluster, jobs: int, process: subprocess.Popen | None
 
 def pause(process: subprocess.Popen | None, seconds: float) -> None:
     """Wait, but not longer than the process lives."""
-    try:
-        process.wait(seconds) if process else time.sleep(seconds)
-    except subprocess.TimeoutExpired:
-        pass
+    if process is None:
+        time.sleep(seconds)
+        return
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(seconds)
 
 
 def tls(args: argparse.Namespace) -> list[str]:
