@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 
 from sptlib import cli_options as options
+from sptlib.errors import ConfigError
 
 # everything heavier is imported inside the command that needs it: `sptlib --help` is instant
 
@@ -46,13 +47,17 @@ def cost(experiments, preset, seeds, device, precision, seconds, file) -> None:
     from sptlib import cost as costs
     from sptlib import presets
     from sptlib.cost import devices, report
+    from sptlib.formats.base import writing
 
     presets.check(preset)
     device = devices.check(device or ("h200" if preset == "paper" else "cpu"))
+    if file is not None and not file.absolute().parent.is_dir():
+        raise ConfigError(f"there is no folder {file.absolute().parent} to write {file.name} to")
     cases = costs.plan(experiments, preset, seeds or 0)
     table = costs.estimate(cases, device=device, seconds=seconds, precision=precision)
     if file is not None:
-        table.to_csv(file, index=False)
+        with writing(file) as out:
+            out.write(table.to_csv(index=False).encode())
     click.echo(report.text(table))
     click.echo()
     for sentence in (report.dominant(table), *report.notes(table, device)):

@@ -181,7 +181,7 @@ def _ls_work(place, task, labels, failed: bool, unfinished: bool) -> None:
                 continue
         if failed and each.error:
             error = each.error.splitlines()[0]
-        elif unfinished and each.step is not None and not each.error:
+        elif unfinished and each.step is not None:
             error = f"step {each.step} of {each.n_steps or '?'}"
         else:
             continue

@@ -93,7 +93,7 @@ def _recompute(known: dict, n_runs: int, choose: int, tolerance: float, workers,
             click.echo(str(reason))
     if not able:
         click.echo(f"{len(chosen)} Runs chosen, none can be recomputed here")
-        return False
+        return True
     trainings = recheck.with_pretrainings(known, able)
     took = recheck.seconds(trainings)
     processes = max(1, min(workers or cores(), len(able)))

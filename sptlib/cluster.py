@@ -1,165 +1,31 @@
-"""The graph of a sweep on Dask: processes of this machine, or a cluster by its address.
+"""The graph of a sweep on Dask: what is sent, what comes back, and what is done if that fails."""
 
-Whoever reaches a Dask scheduler can run code as the user who started it. The local cluster listens
-on 127.0.0.1 only; others should stand in a private network, or use TLS.
-"""
-
-import asyncio
-import logging
-import os
 import queue
-import signal
-import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import CancelledError, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from concurrent.futures import CancelledError
+from contextlib import suppress
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING
 
 from sptlib import worker
 from sptlib.config import Pretraining, Run, to_dict
-from sptlib.errors import ConfigError, SptError
+from sptlib.errors import SptError, StoreError
 from sptlib.execute import Where
 from sptlib.nodes import Outcome, waits_for
 from sptlib.progress import Board
+from sptlib.scheduler import CONNECT_SECONDS, LOST_SECONDS, SchedulerError
 from sptlib.store import Store
 
 if TYPE_CHECKING:
     from distributed import Client
 
-#: Dask's own, without ``MALLOC_TRIM_THRESHOLD_``. With it, malloc returns freed memory at once;
-#: that suits large data frames, but a training frees and takes the same memory at every step.
-WORKER_ENVIRONMENT = {
-    "distributed.nanny.pre-spawn-environ": {
-        "OMP_NUM_THREADS": 1,
-        "MKL_NUM_THREADS": 1,
-        "OPENBLAS_NUM_THREADS": 1,
-    }
-}
-CONNECT_SECONDS = 20.0  # to wait for a scheduler to answer
-LOST_SECONDS = 5.0  # without a connection, after which the scheduler counts as gone
 FETCH_SECONDS = 300.0  # for a result, with its weights if workers do not see the store
 STOP_SECONDS = 30.0  # that running trainings have to save themselves after Ctrl-C
+REPEAT_SECONDS = 2.0  # between two orders to stop
 COUNT_SECONDS = 5.0  # between two counts of the workers, while nothing happens
-
-
-class SchedulerError(SptError):
-    """No Dask scheduler answers, or it went away in the middle."""
-
-
-@dataclass(frozen=True)
-class Tls:
-    """Certificates for a scheduler at ``tls://``: files in PEM format.
-
-    Attributes:
-        ca: of the authority that signed the scheduler's and the workers' certificates.
-        cert: this client's certificate.
-        key: its private key.
-    """
-
-    ca: str
-    cert: str
-    key: str
-
-
-@contextmanager
-def connect(scheduler: str, workers: int, tls: Tls | None) -> "Iterator[Client]":
-    """A client of the scheduler at this address; "" = of a new one with workers on this machine.
-
-    Raises:
-        ConfigError: without Dask, or for certificates that cannot be read.
-        SchedulerError: if nothing answers within 20 seconds.
-    """
-    try:
-        import dask
-        from distributed import Client, LocalCluster
-        from distributed.security import Security
-    except ImportError as error:
-        raise ConfigError(
-            "several processes need Dask: pip install 'sptlib[cluster]', or use --workers 1"
-        ) from error
-    security = None
-    if tls is not None:
-        for file in (tls.ca, tls.cert, tls.key):
-            if not os.access(file, os.R_OK):
-                raise ConfigError(f"cannot read the TLS file {file}")
-        security = Security(
-            tls_ca_file=tls.ca,
-            tls_client_cert=tls.cert,
-            tls_client_key=tls.key,
-            require_encryption=True,
-        )
-    with ExitStack() as stack:
-        stack.enter_context(_quiet())
-        cluster = None
-        if not scheduler:
-            stack.enter_context(dask.config.set(WORKER_ENVIRONMENT))
-            with _deaf_children():
-                cluster = LocalCluster(
-                    n_workers=workers,
-                    threads_per_worker=1,
-                    processes=True,
-                    host="127.0.0.1",
-                    dashboard_address="127.0.0.1:0",
-                    silence_logs=50,
-                )
-            stack.callback(cluster.close)
-        else:
-            _answers(scheduler, security)
-        client = Client(
-            cluster or scheduler, security=security, timeout=CONNECT_SECONDS, set_as_default=False
-        )
-        stack.enter_context(client)
-        yield client
-
-
-def _answers(scheduler: str, security) -> None:
-    """Raise `SchedulerError` unless a scheduler answers at this address.
-
-    A client that finds none leaves threads behind; this asks without one.
-    """
-    from distributed.comm import connect
-    from distributed.security import Security
-
-    async def ask() -> None:
-        how = (security or Security()).get_connection_args("client")
-        comm = await connect(scheduler, timeout=CONNECT_SECONDS, **how)
-        await comm.close()
-
-    try:
-        with ThreadPoolExecutor(1) as thread:  # a notebook has a running event loop in this one
-            thread.submit(asyncio.run, ask()).result()
-    except (OSError, TimeoutError, ValueError, TypeError, RuntimeError) as error:
-        why = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise SchedulerError(f"no Dask scheduler answers at {scheduler!r}: {why}") from error
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the tracebacks that Dask logs when it loses a connection; we say it ourselves."""
-    logger = logging.getLogger("distributed")
-    before = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)
-
-
-@contextmanager
-def _deaf_children() -> Iterator[None]:
-    """Processes started meanwhile ignore Ctrl-C: this one hears it, and ends them in order."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # signals are the main thread's business
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def run(
@@ -201,7 +67,9 @@ class _Sweep:
         self.inbox: queue.SimpleQueue = queue.SimpleQueue()
         self.futures: dict = {}
         self.sent: dict = {}
-        self.seen_at = self.counted_at = time.monotonic()
+        self.seen_at = self.counted_at = self.answered_at = time.monotonic()
+        self.stopping: Thread | None = None
+        self.stopped_at = 0.0
 
     def outcomes(self) -> dict[str, Outcome]:
         self.token.touch()
@@ -220,18 +88,22 @@ class _Sweep:
             if kind == "step":
                 name, *progress = value
                 self.board.step(name, *progress)
-            elif kind == "done":
-                found[value] = self._outcome(value)
-                if not found[value].stopped and not found[value].busy:
-                    self.board.done(value, found[value].error)
+            elif kind == "failed":  # before it was sent
+                found[value[0]] = Outcome(error=value[1])
+                self.board.done(*value)
+            elif kind == "done" and (outcome := self._outcome(value)) is not None:
+                found[value] = outcome
+                if not outcome.stopped and not outcome.busy:
+                    self.board.done(value, outcome.error)
             if len(found) == len(self.nodes):  # what another sweep computes just now comes last
                 busy = {name: self.nodes[name] for name in found if found[name].busy}
                 found = {name: outcome for name, outcome in found.items() if name not in busy}
                 self._submit({n: s for n, s in self.nodes.items() if n in busy}, wait=True)
             if deadline is None and self.stop():
                 self.board.say("stopping: running trainings save a checkpoint")
-                self.client.run(worker.stop, self.tag, on_error="ignore")
                 deadline = time.monotonic() + STOP_SECONDS
+            if deadline is not None:
+                self._stop_workers()
             if deadline is not None and time.monotonic() > deadline:
                 left = [name for name in self.nodes if name not in found]
                 found |= dict.fromkeys(left, Outcome(stopped=True))
@@ -242,34 +114,65 @@ class _Sweep:
             before = waits_for(spec)
             after = self.futures.get(before)
             if before and after is None and not self.options["shared"]:
-                after = self._send(before)
+                try:
+                    after = self._send(before)
+                except SptError as error:
+                    self.inbox.put(("failed", (name, str(error))))
+                    continue
             future = self.client.submit(
                 worker.work,
                 name,
                 to_dict(spec),
                 {**self.options, "wait": wait},
                 after,
-                key=f"{name}-{self.tag}-{wait}",
+                key=f"train-{name}-{self.tag}-{wait}",
             )
             self.futures[name] = future
-            future.add_done_callback(lambda _, name=name: self.inbox.put(("done", name)))
+            self._watch(name)
+
+    def _watch(self, name: str) -> None:
+        self.futures[name].add_done_callback(lambda _: self.inbox.put(("done", name)))
+
+    def _stop_workers(self) -> None:
+        """Tell all workers, also those that just came, without waiting for one that hangs."""
+        if self.stopping is not None and (
+            self.stopping.is_alive() or time.monotonic() - self.stopped_at < REPEAT_SECONDS
+        ):
+            return
+
+        def tell() -> None:
+            with suppress(OSError, TimeoutError, RuntimeError):  # `_next` sees a lost connection
+                self.client.run(worker.stop, self.tag, on_error="ignore")
+
+        self.stopping, self.stopped_at = Thread(target=tell, daemon=True), time.monotonic()
+        self.stopping.start()
 
     def _send(self, name: str):
         """A pretraining that is stored here, for workers that do not see the store."""
         if name not in self.sent:
-            outcome = Outcome(files=self.store.find(name).pack())
+            entry = self.store.find(name)
+            if entry is None:
+                raise StoreError(f"its pretraining {name[:12]} was removed from {self.store.path}")
+            outcome = Outcome(files=entry.pack())
             self.sent[name] = self.client.scatter(outcome, hash=False)
         return self.sent[name]
 
-    def _outcome(self, name: str) -> Outcome:
+    def _outcome(self, name: str) -> Outcome | None:
+        """How a training ended; None if Dask computes it again, since its worker is gone."""
         future = self.futures[name]
         try:
-            error = future.exception(timeout=LOST_SECONDS) if future.status == "error" else None
-            if future.status != "finished":
-                return Outcome(error=_explain(error))
+            if future.status == "cancelled":
+                raise self._lost()
+            if future.status == "error":
+                return Outcome(error=_explain(future.exception(timeout=LOST_SECONDS)))
             outcome: Outcome = future.result(timeout=FETCH_SECONDS)
-        except (OSError, TimeoutError, CancelledError) as error:
+        except CancelledError as error:
             raise self._lost() from error
+        except (OSError, TimeoutError) as error:
+            if self.client.status != "running":
+                raise self._lost() from error
+            self._watch(name)
+            return None
         if outcome.files is not None:
             self.store.unpack(name, outcome.files)
             outcome = Outcome()
@@ -286,17 +189,24 @@ class _Sweep:
             self.seen_at = now
         elif now - self.seen_at > LOST_SECONDS or self.client.status in ("closed", "closing"):
             raise self._lost()
-        if message[0] == "done" and self.futures[message[1]].status in ("cancelled", "lost"):
-            raise self._lost()
-        if message[0] is None and now - self.counted_at > COUNT_SECONDS:
+        if message[0] is not None:
+            self.answered_at = now
+        elif now - self.counted_at > COUNT_SECONDS:
             self.counted_at = now
-            try:
-                n_workers = len(self.client.nthreads())
-            except OSError:  # the connection just broke; the next look will tell
-                n_workers = 1
-            self.board.note = "" if n_workers else "; waiting for workers"
+            self.board.note = "" if self._n_workers() else "; waiting for workers"
         self.board.show()
         return message
+
+    def _n_workers(self) -> int:
+        """How many there are; raises if the scheduler has not answered for long."""
+        try:
+            found = self.client.sync(self.client.scheduler.ncores, callback_timeout=LOST_SECONDS)
+        except (OSError, AttributeError):  # a timeout, or a connection that just broke
+            if time.monotonic() - self.answered_at > CONNECT_SECONDS:
+                raise self._lost() from None
+            return 1
+        self.answered_at = time.monotonic()
+        return len(found)
 
     def _lost(self) -> SchedulerError:
         n = sum(self.store.find(name) is not None for name in self.nodes)
@@ -308,19 +218,24 @@ class _Sweep:
     def _ask(self, future):
         """The result of a small task; None if the sweep is stopped meanwhile."""
         self.futures["sees"] = future
-        future.add_done_callback(lambda _: self.inbox.put(("done", "sees")))
-        while True:
+        self._watch("sees")
+        while not self.stop():
             kind, _ = self._next()
+            if kind == "done" and future.status == "cancelled":
+                raise self._lost()
+            if kind == "done" and future.status == "error":
+                raise SchedulerError(_explain(future.exception()))
             if kind == "done":
-                if future.status == "error":
-                    raise SchedulerError(_explain(future.exception()))
                 return self.futures.pop("sees").result()
-            if self.stop():
-                return None
+        return None
 
     def close(self) -> None:
         self.token.unlink(missing_ok=True)
-        if self.client.status == "running":
+        answers = time.monotonic() - self.answered_at < CONNECT_SECONDS
+        if self.client.status == "running" and answers:
+            if len(self.futures) and not all(f.done() for f in self.futures.values()):
+                self._stop_workers()  # cancelling alone does not end what runs
+                self.stopping.join(REPEAT_SECONDS)
             self.client.unsubscribe_topic(self.tag)
             self.client.cancel(list(self.futures.values()))
 

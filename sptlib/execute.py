@@ -17,7 +17,7 @@ from importlib import metadata
 from pathlib import Path
 
 import torch
-from filelock import Timeout
+from filelock import LeaseSettingsMismatch, Timeout
 from torch import Tensor
 
 from sptlib import engine, launcher, processes, tasks
@@ -153,6 +153,8 @@ def _compute(
             lease = store.lock(spec)
             try:
                 lease.acquire(blocking=where.wait, cancel_check=where.stop)
+            except LeaseSettingsMismatch as error:  # another version of the library is at it
+                raise Busy(f"another process computes {key(spec)}: {error}") from error
             except Timeout as error:
                 if where.wait:
                     stage = "finetune" if isinstance(spec, Run) else "pretrain"
@@ -188,6 +190,7 @@ def _train(
     )
     if team.main:
         checkpoint.tidy()
+        (work / "error.txt").unlink(missing_ok=True)  # this is another attempt
 
     def progress(step: int, n_steps: int, loss: float) -> None:
         if where.progress is not None and team.main:

@@ -44,8 +44,9 @@ def title(spec: Run | Pretraining) -> str:
 def n_steps(spec: Run | Pretraining) -> int:
     """Planned optimiser steps; early stopping may take fewer."""
     if isinstance(spec, Pretraining):
-        n = spec.task.n_labels if spec.pretrain.labelled_only else 0
-        return spec.pretrain.n_steps(n or spec.task.n_inputs)
+        task = spec.task
+        n = task.n_labels if spec.pretrain.labelled_only else 0
+        return spec.pretrain.n_steps((n or task.n_train) * task.n_inputs // task.n_train)
     return spec.finetune.n_steps(spec.task.n_labels or spec.task.n_train)
 
 
@@ -99,8 +100,10 @@ class Board:
 
     def step(self, name: str, stage: str, step: int, n_steps: int, loss: float) -> None:
         """A training has come to a step."""
+        if name in self.finished:  # the news came late
+            return
         self.part[name] = step / n_steps
-        if self._bars is not None and name not in self.finished:
+        if self._bars is not None:
             if name not in self._rows:
                 self._rows[name] = self._bars.add_task(title(self.nodes[name]), total=1.0, text="")
             text = f"step {step} of {n_steps}, loss {loss:.4f}"

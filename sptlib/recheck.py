@@ -155,10 +155,12 @@ def compare(old: Entry | Shipped, new: Entry | None, failed: dict[str, str]) -> 
     if new is None:
         return Comparison(old.key, title, "failed", failed.get(old.key, "it was not computed"))
     before, after = _numbers(old, thin=False), _numbers(new, thin=isinstance(old, Shipped))
+    if not isinstance(old, Shipped):
+        before["weights"], after["weights"] = (e.manifest["model.safetensors"] for e in (old, new))
     worst, where, others = 0.0, "", []
-    for name, value in before.items():
-        now = after.get(name)
-        if name in after and value == now:
+    for name in dict.fromkeys([*before, *after]):
+        value, now = before.get(name), after.get(name)
+        if name in before and name in after and value == now:
             continue
         # steps and counts are not measured by how far they are apart
         if type(value) is type(now) is float and math.isfinite(value - now):
@@ -199,3 +201,5 @@ def _elsewhere(before: dict, now: dict) -> Iterator[str]:
     for name, (then, here) in values.items():
         if then and here and then != here:
             yield f"{name} {then}, here {here}"
+        if name == "processor" and here and not then:  # an older result: it may be another one
+            yield f"processor not recorded, here {here}"

@@ -17,6 +17,7 @@ import os
 import re
 import shutil
 import tempfile
+import time
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -36,6 +37,7 @@ FILES = ("config.json", "metrics.jsonl", "result.json", "model.safetensors", "en
 #: seconds after which a lease that is not touched any more is taken over; its holder touches it
 #: three times as often. A dead holder on the same host is noticed at once.
 LEASE_SECONDS = 30.0
+RETRIES = 3  # of reading what may be being replaced
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -74,12 +76,14 @@ class Entry:
 
     def read(self, name: str) -> bytes:
         """The verified bytes of a file; raises `StoreError` if it is missing or altered."""
-        try:
-            return self._read(name)
-        except StoreError:
-            # somebody may have replaced the entry since its manifest was read
-            self.__dict__.pop("manifest", None)
-            return self._read(name)
+        for _ in range(RETRIES):
+            try:
+                return self._read(name)
+            except StoreError:
+                # somebody may be replacing the entry, or have done so since its manifest was read
+                self.__dict__.pop("manifest", None)
+                time.sleep(0.02)
+        return self._read(name)
 
     def _read(self, name: str) -> bytes:
         if name not in self.manifest:
@@ -204,14 +208,19 @@ class Store:
                 for file, data in {**content, "manifest.json": _json(sums)}.items():
                     _write(draft / file, data)
                 while True:
-                    if final.exists():
-                        self.remove(name)
+                    grave = draft.with_suffix(".old")
+                    with suppress(FileNotFoundError):
+                        os.replace(final, grave)
                     try:
                         os.replace(draft, final)
                         break
                     except OSError as error:  # somebody else published just now
                         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                            with suppress(OSError):
+                                os.replace(grave, final)
                             raise
+                    finally:
+                        shutil.rmtree(grave, ignore_errors=True)
             except BaseException:
                 shutil.rmtree(draft, ignore_errors=True)
                 raise
@@ -256,7 +265,8 @@ class Store:
         log = folder / "metrics.jsonl"
         with self._writing():
             (folder / "error.txt").write_text(error + "\n")
-            log.write_text("".join(json.dumps(line) + "\n" for line in metrics))
+            if metrics:
+                log.write_text("".join(json.dumps(line) + "\n" for line in metrics))
         return log
 
     def work_root(self) -> Path:

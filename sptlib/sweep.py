@@ -10,13 +10,14 @@ from dataclasses import replace
 from functools import partial
 
 from sptlib import cluster
-from sptlib.cluster import Tls
+from sptlib import scheduler as schedulers
 from sptlib.config import Pretraining, Run, key
 from sptlib.data.make import cores
 from sptlib.errors import SptError
 from sptlib.execute import Where
 from sptlib.nodes import Outcome, after_failure, attempt, waits_for
 from sptlib.progress import Board, n_steps, title
+from sptlib.scheduler import Tls
 from sptlib.signals import stopping
 from sptlib.store import Entry, Store
 
@@ -114,7 +115,7 @@ def compute_all(
         nodes = plan(missing, store, recompute)
         with stopping() as stop, Board(nodes) as board:
             if scheduler or (workers > 1 and len(missing) > 1):
-                with cluster.connect(scheduler, min(workers, len(nodes)), tls) as client:
+                with schedulers.connect(scheduler, min(workers, len(nodes)), tls) as client:
                     outcomes = cluster.run(client, nodes, store, where, recompute, board, stop)
             else:
                 outcomes = _here(nodes, store, where, recompute, board, stop)

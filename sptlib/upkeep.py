@@ -102,7 +102,8 @@ def _inside(store: Store, name: str) -> list[Path]:
 
 def _files(path: Path) -> Iterator[os.stat_result]:
     """Of a file, or of a folder and everything in it; what goes meanwhile is passed over."""
-    for each in [path, *(path.rglob("*") if path.is_dir() and not path.is_symlink() else ())]:
+    inside = [] if path.is_symlink() else os.walk(path)  # of a file, nothing
+    for each in [path, *(Path(at, n) for at, folders, files in inside for n in folders + files)]:
         try:
             yield each.lstat()
         except FileNotFoundError:
@@ -133,7 +134,14 @@ def holding(store: Store, name: str) -> Iterator[bool]:
             lease.release()
 
 
+def _forgotten(path: Path) -> bool:
+    """Whether nobody touched a lease for `GRACE`, on whatever host: its holder did, while alive."""
+    return path.exists() and time.time() - path.stat().st_mtime > GRACE
+
+
 def _taken(path: Path) -> SoftFileLease | None:
+    if _forgotten(path):
+        path.unlink(missing_ok=True)
     lease = SoftFileLease(path, lease_duration=LEASE_SECONDS)
     for _ in range(2):  # where a dead holder's file cannot be exchanged, the first only removes it
         try:
@@ -249,7 +257,7 @@ class Pruning:
         except FileNotFoundError:
             return False
         if grave.is_dir() and not grave.is_symlink():
-            shutil.rmtree(grave)
+            shutil.rmtree(grave, ignore_errors=True)
         else:
             grave.unlink()
         return True
@@ -296,11 +304,11 @@ class Pruning:
         except UNREADABLE as error:
             self.notes.append(f"{each.path}: left alone ({export.explain(error)})")
             return ""
+        if each.step is not None:  # it may have failed, too: for lack of memory, say
+            return "checkpoint of an unfinished training" if self.unfinished else ""
         if each.error:
             return "log of a training that failed" if self.failed else ""
-        if each.step is not None:
-            return "checkpoint of an unfinished training" if self.unfinished else ""
-        names = {file.name for file in each.path.iterdir()} - {"config.json"}
+        names = {name for _, _, files in os.walk(each.path) for name in files} - {"config.json"}
         drafts = {n for n in names if n.startswith(".tmp") or n.endswith(".tmp")}
         return "folder of a training that left nothing" if names == drafts else ""
 

@@ -1,8 +1,11 @@
 """The part of a sweep that runs on a Dask worker: one training, in the shared or an own store."""
 
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
+from threading import Lock
+from zlib import crc32
 
 import torch
 
@@ -14,6 +17,7 @@ from sptlib.store import Store
 
 REPORT_SECONDS = 1.0  # between two reports of a training's progress
 _STOPPED: set[str] = set()  # sweeps that this process shall end
+_ONE = Lock()  # random numbers, and the number of threads, are one process's: a training at a time
 
 
 def stop(tag: str) -> None:
@@ -63,7 +67,13 @@ def work(name: str, fields: dict, options: dict, after: Outcome | None) -> Outco
         wait=options["wait"],
     )
     # a Run never recomputes its pretraining: that is a node of its own
-    outcome = attempt(spec, store, where, options["recompute"])
+    while not _ONE.acquire(timeout=1.0):
+        if where.stop():
+            return Outcome(stopped=True)
+    try:
+        outcome = attempt(spec, store, where, options["recompute"])
+    finally:
+        _ONE.release()
     if options["shared"] or outcome.error or outcome.stopped or outcome.busy:
         return outcome
     files = store.find(name).pack()
@@ -79,7 +89,7 @@ def _own_store() -> Store:
 
 
 def _device(name: str) -> str:
-    """With several GPUs, each worker of a host takes the next one."""
+    """With several GPUs, workers take them by the number at the end of their name."""
     n = torch.cuda.device_count() if name == "auto" else 0
     return f"cuda:{_number() % n}" if n > 1 else name
 
@@ -87,8 +97,9 @@ def _device(name: str) -> str:
 def _number() -> int:
     from distributed import get_worker
 
-    name = get_worker().name
-    return name if isinstance(name, int) else hash(name)
+    name = str(get_worker().name)
+    digits = re.search(r"\d+$", name)
+    return int(digits[0]) if digits else crc32(name.encode())
 
 
 def _reporter(name: str, topic: str) -> Callable[[str, int, int, float], None]:

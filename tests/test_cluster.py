@@ -14,10 +14,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from sptlib import cluster
-from sptlib.cluster import SchedulerError, Tls
+from sptlib import cluster, scheduler
 from sptlib.config import to_dict
 from sptlib.errors import ConfigError
+from sptlib.scheduler import SchedulerError, Tls
 from sptlib.store import Store
 from sptlib.sweep import compute_all
 
@@ -148,6 +148,33 @@ def test_scheduler_and_workers_in_processes_of_their_own(long, undisturbed, tmp_
         assert all(again.find(entry.key).read(name) == entry.read(name) for name in SAME)
 
 
+def test_a_scheduler_that_hangs(long, tmp_path, processes, monkeypatch):
+    """It is there, and does not answer: at the start, and in the middle."""
+    monkeypatch.setattr(scheduler, "CONNECT_SECONDS", 2.0)
+    monkeypatch.setattr(scheduler, "LOST_SECONDS", 1.0)
+    for name, value in (("CONNECT_SECONDS", 4.0), ("LOST_SECONDS", 1.0), ("COUNT_SECONDS", 1.0)):
+        monkeypatch.setattr(cluster, name, value)
+    store = Store(tmp_path / "store")
+    address = processes.scheduler()
+    processes.all[0].send_signal(signal.SIGSTOP)
+    with pytest.raises(SchedulerError, match="no Dask scheduler answers"):
+        compute_all(long, store, scheduler=address)
+    processes.all[0].send_signal(signal.SIGCONT)
+    monkeypatch.setattr(scheduler, "CONNECT_SECONDS", 20.0)
+    processes.worker(address)
+
+    def stop():
+        wait(lambda: list(store.path.glob(".locks/*.lease")))
+        processes.all[0].send_signal(signal.SIGSTOP)
+
+    thread = threading.Thread(target=stop)
+    thread.start()
+    more = [replace(run, seed=seed) for run in long for seed in range(4)]
+    with pytest.raises(SchedulerError, match="went away"):
+        compute_all(more, store, scheduler=address)
+    thread.join()
+
+
 def test_workers_that_do_not_see_the_store_send_results_back(
     long, undisturbed, tmp_path, processes, capsys
 ):
@@ -167,6 +194,19 @@ def test_workers_that_do_not_see_the_store_send_results_back(
     assert_same(undisturbed, store, 4)
 
 
+def test_a_worker_with_several_threads_computes_one_training_at_a_time(tiny, tmp_path, processes):
+    """PyTorch's random numbers are one process's: dropout would mix those of two trainings."""
+    run = replace(tiny, pretrain=None, model=replace(tiny.model, dropout=0.3))
+    run = replace(run, finetune=replace(run.finetune, epochs=50))
+    runs = [replace(run, seed=seed) for seed in range(4)]
+    here, there = Store(tmp_path / "here"), Store(tmp_path / "there")
+    compute_all(runs, here, workers=1)
+    address = processes.scheduler()
+    processes.worker(address, "--nthreads", "4")
+    compute_all(runs, there, scheduler=address)
+    assert_same(here, there, 4)
+
+
 def test_a_notebook_on_a_cluster(tmp_path, processes, monkeypatch):
     """papermill with an address: the workers compute, and the numbers are those of this machine."""
     from papermill import execute_notebook
@@ -175,12 +215,12 @@ def test_a_notebook_on_a_cluster(tmp_path, processes, monkeypatch):
     address = processes.scheduler()
     processes.worker(address)
     numbers = {}
-    for name, scheduler in (("here", ""), ("there", address)):
+    for name, where in (("here", ""), ("there", address)):
         monkeypatch.setenv("SPTLIB_STORE", str(tmp_path / name))
         done = execute_notebook(
             root / "notebooks" / "01_synthetic.ipynb",
             None,
-            {"preset": "smoke", "seeds": 1, "scheduler": scheduler},
+            {"preset": "smoke", "seeds": 1, "scheduler": where},
             kernel_name="python3",
             cwd=str(root),
             progress_bar=False,
@@ -232,7 +272,7 @@ def test_tls(tiny, tmp_path, processes, monkeypatch):
     assert address.startswith("tls://")
     processes.worker(address, *ours)
     store = Store(tmp_path / "store")
-    monkeypatch.setattr(cluster, "CONNECT_SECONDS", 3.0)
+    monkeypatch.setattr(scheduler, "CONNECT_SECONDS", 3.0)
     strangers = [
         None,
         Tls(file["ca.pem"], file["other-node.pem"], file["other-node.key"]),
@@ -244,7 +284,7 @@ def test_tls(tiny, tmp_path, processes, monkeypatch):
     with pytest.raises(ConfigError, match=r"cannot read the TLS file .*nothing\.pem"):
         compute_all([tiny], store, scheduler=address, tls=Tls("nothing.pem", "", ""))
     assert list(store.entries()) == []
-    monkeypatch.setattr(cluster, "CONNECT_SECONDS", 20.0)
+    monkeypatch.setattr(scheduler, "CONNECT_SECONDS", 20.0)
     tls = Tls(file["ca.pem"], file["ca-node.pem"], file["ca-node.key"])
     compute_all([tiny], store, scheduler=address, tls=tls)
     assert len(list(store.entries())) == 2

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from sptlib import progress
+from sptlib import presets, progress
 from sptlib.progress import Board, duration, n_steps, title
 
 
@@ -126,3 +126,14 @@ def test_a_terminal_gets_bars(tiny, monkeypatch, clock):
 
 
 _console = progress.Console
+
+
+def test_pairs_count_as_two_sequences():
+    run = presets.get("smoke", "retrieval")
+    few = replace(
+        run,
+        task=replace(run.task, n_labels=8),
+        pretrain=replace(run.pretrain, labelled_only=True, epochs=4.0, batch_size=16),
+    )
+    assert n_steps(few.pretraining) == 4
+    assert n_steps(run.pretraining) == run.pretrain.n_steps(run.task.n_inputs)

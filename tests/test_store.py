@@ -446,3 +446,27 @@ def test_a_store_without_permission_is_refused(python):
         for folder, _, _ in os.walk(root):
             os.chmod(folder, 0o755)
         shutil.rmtree(root)
+
+
+def test_an_entry_is_never_missing_while_it_is_replaced(tiny, store):
+    """A reader in another thread finds one or the other, whole, however often it looks."""
+    store.put(tiny, **CONTENT)
+    done, found = threading.Event(), []
+
+    def look():
+        while not done.is_set():
+            try:
+                store.get(tiny).verify()
+            except (StoreError, AttributeError) as error:  # None has no verify
+                found.append(error)
+            time.sleep(0.001)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    for _ in range(30):
+        store.put(tiny, **CONTENT)
+    done.set()
+    thread.join()
+    assert len(found) <= 3, found[:3]  # the gap between two renames; it was a folder's deletion
+    store.get(tiny).verify()
+    assert list((store.path / ".tmp").iterdir()) == []

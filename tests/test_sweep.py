@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from sptlib import cluster, execute, sweep, worker
-from sptlib.cluster import SchedulerError
+from sptlib import execute, scheduler, sweep, worker
 from sptlib.config import FinetuneConfig, ModelConfig, PretrainConfig, Run, key, to_dict
 from sptlib.errors import Busy, ConfigError, Stopped, StoreError
 from sptlib.nodes import Outcome
+from sptlib.scheduler import SchedulerError
 from sptlib.store import Store
 from sptlib.sweep import Interrupted, SweepError, compute_all
 from sptlib.tasks import NeighborConfig
@@ -67,7 +67,7 @@ def test_pretrainings_can_be_asked_for_by_themselves(tiny, store, trained):
 
 def test_what_is_stored_needs_no_workers(arms, store, monkeypatch):
     compute_all(arms, store, workers=1)
-    monkeypatch.setattr(sweep.cluster, "connect", no_dask)
+    monkeypatch.setattr(sweep.schedulers, "connect", no_dask)
     monkeypatch.setattr(sweep, "_here", no_dask)
     assert len(compute_all(arms, store, workers=2)) == 5
 
@@ -288,16 +288,30 @@ def test_a_node_of_the_graph_says_why_it_failed(tiny, tmp_path, monkeypatch):
 
 
 def test_a_scheduler_that_is_none(tiny, store, monkeypatch):
-    monkeypatch.setattr(cluster, "CONNECT_SECONDS", 1.0)
+    monkeypatch.setattr(scheduler, "CONNECT_SECONDS", 1.0)
     for address in ("nonsense", "ftp://host:1", "tcp://127.0.0.1:1"):
         with pytest.raises(SchedulerError, match=f"no Dask scheduler answers at '{address}'"):
             compute_all([tiny], store, scheduler=address)
 
 
 def test_no_process_is_started_for_a_sweep_that_cannot_work(arms, tmp_path, monkeypatch):
-    monkeypatch.setattr(sweep.cluster, "connect", no_dask)
+    monkeypatch.setattr(sweep.schedulers, "connect", no_dask)
     (tmp_path / "file").touch()
     with pytest.raises(StoreError, match="cannot be written"):
         compute_all(arms, Store(tmp_path / "file"), workers=2)
     with pytest.raises(ConfigError, match="unknown device"):
         compute_all(arms, Store(tmp_path / "store"), workers=2, device="gpu")
+
+
+@pytest.mark.parametrize(
+    ("name", "number"), [(0, 0), (3, 3), ("SLURMCluster-1-2", 2), ("tcp://10.0.0.1:4001", 4001)]
+)
+def test_gpus_are_taken_in_turn(name, number, monkeypatch):
+    import distributed
+
+    monkeypatch.setattr(distributed, "get_worker", lambda: type("Worker", (), {"name": name}))
+    monkeypatch.setattr(worker.torch.cuda, "device_count", lambda: 4)
+    assert worker._device("auto") == f"cuda:{number % 4}"
+    assert worker._device("cpu") == "cpu"
+    monkeypatch.setattr(worker.torch.cuda, "device_count", lambda: 1)
+    assert worker._device("auto") == "auto"

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 
 from sptlib import config, upkeep
 from sptlib.config import Run, digest, key, to_dict
-from sptlib.errors import StoreError
+from sptlib.errors import Stopped, StoreError
 from sptlib.execute import Where, compute
 from sptlib.store import FILES, LEASE_SECONDS, Store
 from sptlib.upkeep import Pruning, holding, in_use
@@ -464,3 +465,30 @@ def tiny_at_module_level() -> Run:
     return Run(
         task=NeighborConfig(length=8, n_train=8, n_val=8, n_test=8), model=ModelConfig(width=8)
     )
+
+
+def test_a_lease_that_nobody_touched_for_long_is_dead_on_any_host(tiny, store):
+    """Its holder would have touched it; which host that was on does not matter."""
+    path = upkeep.lease_path(store, key(tiny))
+    with store.lock(tiny):
+        text = path.read_text()
+    path.write_text(re.sub("host=.*", "host=elsewhere", text))
+    assert upkeep.in_use(store, key(tiny))
+    old = time.time() - 2 * upkeep.GRACE
+    os.utime(path, (old, old))
+    assert not upkeep.in_use(store, key(tiny))
+    with upkeep.holding(store, key(tiny)) as free:
+        assert free
+
+
+def test_a_checkpoint_beside_an_error_is_no_log(tiny, store):
+    """A training that failed for lack of memory goes on from its checkpoint."""
+    other = replace(tiny, seed=9)
+    steps = iter(range(100))
+    where = Where(device="cpu", stop=lambda: next(steps) == 7)
+    with pytest.raises(Stopped):
+        compute(other, store, where)
+    (folder,) = (file.parent for file in store.path.glob(".work/*/checkpoint.safetensors"))
+    (folder / "error.txt").write_text("OutOfMemoryError: so large\n")
+    assert not [x for x in upkeep.Pruning(store, failed=True).look() if x.path == folder]
+    assert [x for x in upkeep.Pruning(store, unfinished=True).look() if x.path == folder]

@@ -18,8 +18,9 @@ from sptlib.cost import devices
 from sptlib.cost.devices import GPUS, Gpu, Pace
 from sptlib.cost.flops import BYTES
 from sptlib.cost.workload import Workload, workload
-from sptlib.errors import ConfigError, SptError, unknown
+from sptlib.errors import ConfigError, unknown
 from sptlib.experiments.base import Case
+from sptlib.export import UNREADABLE
 from sptlib.store import Store
 
 #: experiment, or any other name, with its cases
@@ -232,7 +233,10 @@ def _recorded(store: Store) -> dict[str, float]:
     found = {}
     for entry in store.entries():
         try:
-            found[digest(entry.spec)] = entry.environment["seconds"] / 3600
-        except SptError:  # damaged, or of an older version
+            about = entry.environment
+            alone = about["device"] == "cpu" and about["threads"] == about.get("processes", 1) == 1
+            if alone:  # what is predicted: one thread of a CPU
+                found[digest(entry.spec)] = about["seconds"] / 3600
+        except UNREADABLE:  # damaged, or of an older version
             continue
     return found
