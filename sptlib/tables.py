@@ -44,7 +44,7 @@ ENVIRONMENT = {
     "machine": TEXT,
     "torch": TEXT,
 }
-#: a logged line; evaluations add val_… and test_…
+#: a logged line; evaluations add values of the validation split, and test values
 LOG = {"key": TEXT, "stage": TEXT, "step": WHOLE, "loss": REAL, "best": TRUTH}
 #: the order of a row's columns, by the first part of their name; results come after
 _ORDER = (
