@@ -16,6 +16,10 @@ class StoreError(SptError):
     """The run store cannot be read or written as asked."""
 
 
+class UnreadableError(StoreError):
+    """A file of the store is there and cannot be read just now, which is no damage."""
+
+
 class DataError(SptError):
     """A data file is missing, damaged, or not in the format that it should have.
 

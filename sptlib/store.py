@@ -30,7 +30,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from sptlib.config import Pretraining, Run, from_dict, key, to_dict
-from sptlib.errors import StoreError
+from sptlib.errors import StoreError, UnreadableError
 from sptlib.places import repository_root
 
 FILES = ("config.json", "metrics.jsonl", "result.json", "model.safetensors", "environment.json")
@@ -65,14 +65,20 @@ class Entry:
         """SHA-256 by file name."""
         try:
             return json.loads((self.path / "manifest.json").read_text())
-        except (OSError, ValueError) as error:
+        except (FileNotFoundError, ValueError) as error:
             raise self._damaged("manifest.json", str(error)) from error
+        except OSError as error:
+            raise self._unreadable("manifest.json", error) from error
 
     def _damaged(self, name: str, why: str) -> StoreError:
         return StoreError(
             f"{self.path / name} is damaged ({why}); "
             "`sptlib runs verify --repair` removes the entry, so that it is recomputed"
         )
+
+    def _unreadable(self, name: str, error: OSError) -> StoreError:
+        """No permission, or a failing disk or network: the file may well be good."""
+        return UnreadableError(f"{self.path / name} cannot be read ({error.strerror or error})")
 
     def read(self, name: str) -> bytes:
         """The verified bytes of a file; raises `StoreError` if it is missing or altered."""
@@ -90,8 +96,10 @@ class Entry:
             raise StoreError(f"{self.path} holds no {name}")
         try:
             content = (self.path / name).read_bytes()
-        except OSError as error:
+        except FileNotFoundError as error:
             raise self._damaged(name, error.strerror or str(error)) from error
+        except OSError as error:
+            raise self._unreadable(name, error) from error
         if hashlib.sha256(content).hexdigest() != self.manifest[name]:
             raise self._damaged(name, f"{len(content)} bytes whose SHA-256 is not the recorded one")
         return content
@@ -249,6 +257,10 @@ class Store:
         with self._writing():
             folder = self._ensure(".locks")
         path = folder / f"{name}.lease"
+        with suppress(OSError):  # its holder died between making the file and writing its name
+            about = path.stat()
+            if about.st_size == 0 and time.time() - about.st_mtime > LEASE_SECONDS:
+                path.unlink()
         return SoftFileLease(path, lease_duration=LEASE_SECONDS, poll_interval=0.25)
 
     def work_folder(self, spec: Run | Pretraining) -> Path:

@@ -22,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 
 from sptlib import config, export, progress
 from sptlib.config import digest, from_dict, key
-from sptlib.errors import SptError, StoreError
+from sptlib.errors import SptError, StoreError, UnreadableError
 from sptlib.export import UNREADABLE
 from sptlib.store import LEASE_SECONDS, Entry, Store, is_key
 
@@ -175,9 +175,19 @@ def repair(store: Store, name: str) -> bool:
         return True
 
 
+def _sound(entry: Entry) -> bool:
+    try:
+        entry.verify()
+    except UNREADABLE:
+        return False
+    return True
+
+
 def _damaged(entry: Entry) -> bool:
     try:
         entry.verify()
+    except UnreadableError:
+        return False  # nobody knows what is in it: never a reason to remove it
     except UNREADABLE:
         return True
     return False
@@ -296,7 +306,7 @@ class Pruning:
         if not each.path.is_dir():
             return ""
         stored = self.store.find(each.key)
-        if stored is not None and not _damaged(stored):
+        if stored is not None and _sound(stored):
             return "left over from a training that is stored"
         try:
             if each.fields and (why := _other_version(each.fields)):

@@ -470,3 +470,16 @@ def test_an_entry_is_never_missing_while_it_is_replaced(tiny, store):
     assert len(found) <= 3, found[:3]  # the gap between two renames; it was a folder's deletion
     store.get(tiny).verify()
     assert list((store.path / ".tmp").iterdir()) == []
+
+
+def test_an_empty_lease_that_is_old_holds_nobody_up(tiny, store):
+    """What a holder leaves that dies before it has written its name, or a power cut."""
+    path = store.path / ".locks" / f"{key(tiny)}.lease"
+    path.parent.mkdir(parents=True)
+    path.touch()
+    with pytest.raises(Timeout):  # a young one may be somebody's who is just writing
+        store.lock(tiny).acquire(timeout=0.5)
+    old = time.time() - 2 * module.LEASE_SECONDS
+    os.utime(path, (old, old))
+    with store.lock(tiny).acquire(timeout=5):
+        assert path.stat().st_size > 0

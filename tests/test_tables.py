@@ -194,3 +194,29 @@ def test_descriptions(tiny):
     assert words(strict) == "SPT, labelled inputs only, 8 labels"
     other = NeighborConfig(length=9, n_train=9, n_val=9, n_test=9)
     assert words(replace(tiny, pretrain=replace(tiny.pretrain, task=other))) == "SPT, on neighbor"
+
+
+def test_pipes_and_links_are_written_not_replaced(tmp_path):
+    """A device that root names would otherwise become a file."""
+    import os
+    import threading
+
+    from sptlib.formats.base import writing
+
+    pipe, got = tmp_path / "pipe", []
+    os.mkfifo(pipe)
+    reader = threading.Thread(target=lambda: got.append(pipe.read_bytes()))
+    reader.start()
+    with writing(pipe) as file:
+        file.write(b"through")
+    reader.join(30)
+    assert got == [b"through"]
+    assert pipe.is_fifo()
+    target, link = tmp_path / "target", tmp_path / "link"
+    target.write_text("old")
+    link.symlink_to(target)
+    with writing(link) as file:
+        file.write(b"new")
+    assert link.is_symlink()
+    assert target.read_text() == "new"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "pipe", "target"]

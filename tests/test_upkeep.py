@@ -492,3 +492,23 @@ def test_a_checkpoint_beside_an_error_is_no_log(tiny, store):
     (folder / "error.txt").write_text("OutOfMemoryError: so large\n")
     assert not [x for x in upkeep.Pruning(store, failed=True).look() if x.path == folder]
     assert [x for x in upkeep.Pruning(store, unfinished=True).look() if x.path == folder]
+
+
+def test_what_cannot_be_read_is_not_removed(tiny, store, monkeypatch):
+    """No permission, or a network that fails: the result may well be good."""
+    entry = compute(tiny, store, Where(device="cpu"))
+    read = Path.read_bytes
+
+    def refuse(path):
+        if path.name == "model.safetensors":
+            raise PermissionError(13, "Permission denied")
+        return read(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", refuse)
+        with pytest.raises(StoreError, match=r"cannot be read \(Permission denied\)$"):
+            entry.verify()
+        assert not upkeep.repair(store, entry.key)
+    store.get(tiny).verify()
+    (entry.path / "model.safetensors").unlink()  # this is damage
+    assert upkeep.repair(store, entry.key)

@@ -101,7 +101,16 @@ def package_stamp(package: str, name: str) -> list:
 
 @contextmanager
 def writing(path: Path) -> Iterator[io.BufferedWriter]:
-    """A binary file that appears under its name whole or not at all."""
+    """A binary file that appears under its name whole or not at all.
+
+    A symbolic link stays one, and its target is written; what is no regular file (a pipe, a device)
+    cannot be replaced and is written into.
+    """
+    path = path.resolve()
+    if path.exists() and not path.is_file() and not path.is_dir():
+        with path.open("wb", buffering=0) as raw, io.BufferedWriter(raw) as file:
+            yield file
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
