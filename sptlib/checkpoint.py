@@ -20,10 +20,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn, optim, uint8
 
-from sptlib.errors import StoreError
+from sptlib.errors import NO_SPACE, StoreError
 
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class Checkpoint:
@@ -78,7 +77,7 @@ class Checkpoint:
             number = _errno(error)
             if number == errno.ENOENT and not draft.parent.exists():
                 return  # tidied away just now
-            if number not in FULL:
+            if number not in NO_SPACE:
                 raise
             raise StoreError(
                 f"no space for the checkpoint {self.path} ({os.strerror(number)}); the last one "

@@ -22,6 +22,12 @@ seeds = click.option(
 device = click.option(
     "--device", default="auto", show_default=True, help="cpu, cuda, cuda:1, auto."
 )
+workers = click.option(
+    "--workers",
+    type=click.IntRange(min=1),
+    default=None,
+    help="Processes on this machine; default: one per core.",
+)
 checkpoint_seconds = click.option(
     "--checkpoint-seconds",
     type=click.FloatRange(min=0),

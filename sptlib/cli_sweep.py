@@ -21,12 +21,7 @@ from sptlib.errors import ConfigError
 @click.option("--dry-run", is_flag=True, help="Say what is stored and what is missing, no more.")
 @click.option("--scheduler", default="", help="Address of a Dask scheduler; default: this machine.")
 @options.tls
-@click.option(
-    "--workers",
-    type=click.IntRange(min=1),
-    default=None,
-    help="Processes on this machine; default: one per core.",
-)
+@options.workers
 @options.store
 @options.device
 @options.checkpoint_seconds

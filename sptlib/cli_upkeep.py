@@ -35,12 +35,7 @@ from sptlib.errors import ConfigError
     show_default=True,
     help="How far apart test accuracies may be that come from different kinds of machines.",
 )
-@click.option(
-    "--workers",
-    type=click.IntRange(min=1),
-    default=None,
-    help="Processes for --recompute; default: one per core.",
-)
+@options.workers
 @click.option(
     "--device", default="", help="Device for --recompute; default: the kind that was used before."
 )
@@ -191,9 +186,6 @@ def _digests(wanted: tuple[str, ...]) -> set[str]:
 
 
 def _size(items: list) -> str:
-    size, units = float(sum(item.size for item in items)), ["kB", "MB", "GB"]
-    if size < 1000:
-        return f"{size:.0f} B"
-    while size >= 1000 and units:
-        size, unit = size / 1000, units.pop(0)
-    return f"{size:.1f} {unit}"
+    from sptlib.progress import size
+
+    return size(sum(item.size for item in items))

@@ -165,6 +165,18 @@ class Pretraining:
     pretrain: PretrainConfig
     seed: NonNegativeInt = 0
 
+    @property
+    def n_sequences(self) -> int:
+        """Sequences that it trains on; a pair is two of them."""
+        task = self.task
+        labelled = task.n_labels if self.pretrain.labelled_only else 0
+        return (labelled or task.n_train) * task.n_inputs // task.n_train
+
+    @property
+    def n_steps(self) -> int:
+        """Planned optimiser steps; early stopping may take fewer."""
+        return self.pretrain.n_steps(self.n_sequences)
+
 
 @validated(frozen=True, kw_only=True, config=STRICT)
 class Run:
@@ -202,6 +214,16 @@ class Run:
         if set(self.freeze) == set(GROUPS):
             raise ValueError("freeze names every parameter group: nothing is left to train")
         return self
+
+    @property
+    def n_sequences(self) -> int:
+        """Labelled training sequences, or pairs."""
+        return self.task.n_labels or self.task.n_train
+
+    @property
+    def n_steps(self) -> int:
+        """Planned optimiser steps of the second stage; early stopping may take fewer."""
+        return self.finetune.n_steps(self.n_sequences)
 
     @property
     def pretraining(self) -> Pretraining | None:

@@ -1,7 +1,11 @@
 """The errors that users meet: each says what was found, what was expected and what mends it."""
 
 import difflib
+import errno
 from collections.abc import Iterable
+
+#: the system's error numbers of a disk or quota that is full, and of a file that may not grow
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class SptError(Exception):

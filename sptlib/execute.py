@@ -166,7 +166,7 @@ def _compute(
         entry = team.decide(stored)  # another process may have been faster
         if entry is not None:
             return entry
-        stack.enter_context(_threads(where.threads))
+        stack.enter_context(cpu_threads(where.threads))
         return _train(spec, store, where, recompute, team)
 
 
@@ -282,7 +282,8 @@ def _pretrained(
 
 
 @contextmanager
-def _threads(n: int) -> Iterator[None]:
+def cpu_threads(n: int) -> Iterator[None]:
+    """So many threads of PyTorch within the block."""
     before = torch.get_num_threads()
     torch.set_num_threads(n)
     try:

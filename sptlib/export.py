@@ -20,7 +20,7 @@ from sptlib.data import cache
 from sptlib.errors import SptError, StoreError
 from sptlib.formats.base import writing
 from sptlib.generators import listops, pathfinder
-from sptlib.store import Entry, Store, is_key
+from sptlib.store import Entry, Store, is_key, only
 
 MANIFEST = "manifest.json"
 #: most points of a loss curve; each is the mean over the steps since the last one
@@ -206,7 +206,6 @@ class Shipped:
         self.result, self.metrics, self.environment = (
             row[name] for name in ("result", "metrics", "environment")
         )
-        self.numerics: int = row["config"]["numerics"]
 
     @cached_property
     def spec(self) -> Run | Pretraining:
@@ -270,13 +269,7 @@ class Study:
 
     def match(self, prefix: str) -> Shipped:
         """The one entry whose key starts so; raises `StoreError` for none or several."""
-        found = [e for e in self.entries() if e.key.startswith(prefix)]
-        if len(found) != 1:
-            raise StoreError(
-                f"{len(found)} entries of {self.path} have a key starting with "
-                f"{prefix!r}; `sptlib runs ls --store {self.path}` shows the keys"
-            )
-        return found[0]
+        return only(self, prefix)
 
     @cached_property
     def _by_digest(self) -> dict[str, Shipped]:

@@ -41,15 +41,6 @@ def title(spec: Run | Pretraining) -> str:
     return f"{spec.task.name}, seed {spec.seed}: {describe(to_dict(spec))}"
 
 
-def n_steps(spec: Run | Pretraining) -> int:
-    """Planned optimiser steps; early stopping may take fewer."""
-    if isinstance(spec, Pretraining):
-        task = spec.task
-        n = task.n_labels if spec.pretrain.labelled_only else 0
-        return spec.pretrain.n_steps((n or task.n_train) * task.n_inputs // task.n_train)
-    return spec.finetune.n_steps(spec.task.n_labels or spec.task.n_train)
-
-
 def duration(seconds: float) -> str:
     """Seconds for people: "40 s", "12 min", "3 h 20 min", "2 d 4 h"."""
     if seconds < 90:
@@ -62,6 +53,14 @@ def duration(seconds: float) -> str:
     return f"{minutes // 1440} d {minutes % 1440 // 60} h"
 
 
+def size(n_bytes: float) -> str:
+    """Bytes with a unit: "512 B", "3.4 MB"."""
+    for unit, many in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if n_bytes >= many:
+            return f"{n_bytes / many:.1f} {unit}"
+    return f"{n_bytes:.0f} B"
+
+
 class Board:
     """Progress of a sweep on stderr: bars in a terminal, else a line now and then.
 
@@ -71,7 +70,7 @@ class Board:
 
     def __init__(self, nodes: Mapping[str, Run | Pretraining]):
         self.nodes = nodes
-        self.weight = {name: float(n_steps(spec)) for name, spec in nodes.items()}
+        self.weight = {name: float(spec.n_steps) for name, spec in nodes.items()}
         self.part = dict.fromkeys(nodes, 0.0)  # of each training, from 0 to 1
         self.finished: set[str] = set()
         self.note = ""

@@ -60,12 +60,8 @@ class Comparison:
         return f"{self.key}  {self.title}: {self.outcome}{where}: {self.text}"
 
 
-class Broken(KeyboardInterrupt):
+class Broken(Interrupted):
     """Recomputing was stopped by a signal."""
-
-    def __init__(self, signum: int):
-        super().__init__(signum)
-        self.signum = signum
 
     def __str__(self) -> str:
         return "stopped; nothing was compared, and nothing that was recomputed is kept"
@@ -137,7 +133,7 @@ def recompute(
             except SweepError as error:
                 failed |= error.failed
             except Interrupted as error:  # of a store that goes now
-                raise Broken(error.signum) from error
+                raise Broken(*error.args) from error
         return [compare(e, fresh.find(e.key), failed) for e in with_pretrainings(known, chosen)]
 
 

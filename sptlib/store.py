@@ -30,7 +30,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from sptlib.config import Pretraining, Run, from_dict, key, to_dict
-from sptlib.errors import StoreError, UnreadableError
+from sptlib.errors import NO_SPACE, StoreError, UnreadableError
 from sptlib.places import repository_root
 
 FILES = ("config.json", "metrics.jsonl", "result.json", "model.safetensors", "environment.json")
@@ -38,7 +38,6 @@ FILES = ("config.json", "metrics.jsonl", "result.json", "model.safetensors", "en
 #: three times as often. A dead holder on the same host is noticed at once.
 LEASE_SECONDS = 30.0
 RETRIES = 3  # of reading what may be being replaced
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def default_path() -> Path:
@@ -161,13 +160,7 @@ class Store:
 
     def match(self, prefix: str) -> Entry:
         """The one entry whose key starts so; raises `StoreError` for none or several."""
-        found = [e for e in self.entries() if e.key.startswith(prefix)]
-        if len(found) != 1:
-            raise StoreError(
-                f"{len(found)} entries of {self.path} have a key starting with "
-                f"{prefix!r}; `sptlib runs ls` shows the keys"
-            )
-        return found[0]
+        return only(self, prefix)
 
     def entries(self) -> Iterator[Entry]:
         """All entries, in the order of their keys."""
@@ -247,6 +240,10 @@ class Store:
         """The lease on one result; ``with`` waits for whoever computes the same. See `lease`."""
         return self.lease(key(spec))
 
+    def lease_path(self, name: str) -> Path:
+        """The file of that lease."""
+        return self.path / ".locks" / f"{name}.lease"
+
     def lease(self, name: str) -> SoftFileLease:
         """The lease on the result with this key.
 
@@ -255,8 +252,8 @@ class Store:
         then computes beside its successor: to the same numbers, of which one is kept.
         """
         with self._writing():
-            folder = self._ensure(".locks")
-        path = folder / f"{name}.lease"
+            self._ensure(".locks")
+        path = self.lease_path(name)
         with suppress(OSError):  # its holder died between making the file and writing its name
             about = path.stat()
             if about.st_size == 0 and time.time() - about.st_mtime > LEASE_SECONDS:
@@ -291,7 +288,7 @@ class Store:
             folder.mkdir(parents=True, exist_ok=True)
             writable = os.access(folder, os.W_OK)
         except OSError as error:
-            if error.errno in FULL:
+            if error.errno in NO_SPACE:
                 raise  # `_writing` says it
             raise self._not_writable(error.strerror or str(error)) from error
         if not writable:
@@ -304,7 +301,7 @@ class Store:
         try:
             yield
         except OSError as error:
-            if error.errno not in FULL:
+            if error.errno not in NO_SPACE:
                 raise
             raise StoreError(
                 f"no space for the store {self.path} ({error.strerror}); nothing half-written is "
@@ -317,6 +314,21 @@ class Store:
             f"the store {self.path} cannot be written ({why}); "
             "choose another with --store or $SPTLIB_STORE"
         )
+
+
+def only(place, prefix: str):
+    """The one entry of a store, or of exported results, whose key starts so.
+
+    Raises:
+        StoreError: for none or several.
+    """
+    found = [e for e in place.entries() if e.key.startswith(prefix)]
+    if len(found) != 1:
+        raise StoreError(
+            f"{len(found)} entries of {place.path} have a key starting with {prefix!r}; "
+            f"`sptlib runs ls --store {place.path}` shows the keys"
+        )
+    return found[0]
 
 
 def _write(path: Path, content: bytes) -> None:

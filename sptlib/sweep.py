@@ -16,7 +16,7 @@ from sptlib.data.make import cores
 from sptlib.errors import SptError
 from sptlib.execute import Where
 from sptlib.nodes import Outcome, after_failure, attempt, waits_for
-from sptlib.progress import Board, n_steps, title
+from sptlib.progress import Board, title
 from sptlib.scheduler import Tls
 from sptlib.signals import stopping
 from sptlib.store import Entry, Store
@@ -133,11 +133,11 @@ def plan(
             name = key(run.pretraining)
             if recompute or store.find(name) is None:
                 shared[name] = run.pretraining
-    # long ones first: a cluster then has no single one left over at the end
-    longest_first = sorted(missing.items(), key=lambda item: -n_steps(item[1]))
+    # of each kind, long ones first: a cluster then has no single one left over at the end
     return {
-        **dict(sorted(shared.items(), key=lambda item: -n_steps(item[1]))),
-        **dict(longest_first),
+        name: spec
+        for kind in (shared, missing)
+        for name, spec in sorted(kind.items(), key=lambda item: -item[1].n_steps)
     }
 
 

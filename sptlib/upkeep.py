@@ -20,7 +20,7 @@ from typing import Any
 from filelock import FileLock, LeaseSettingsMismatch, SoftFileLease, Timeout
 from safetensors import SafetensorError, safe_open
 
-from sptlib import config, export, progress
+from sptlib import config, export
 from sptlib.config import digest, from_dict, key
 from sptlib.errors import SptError, StoreError, UnreadableError
 from sptlib.export import UNREADABLE
@@ -59,7 +59,7 @@ class Work:
     def n_steps(self) -> int | None:
         """Planned steps; None where the configuration is not known."""
         try:
-            return progress.n_steps(from_dict(self.fields)) if self.fields else None
+            return from_dict(self.fields).n_steps if self.fields else None
         except UNREADABLE:
             return None
 
@@ -117,21 +117,37 @@ def _touched(path: Path) -> float:
 # --- leases -------------------------------------------------------------------------------------
 
 
-def lease_path(store: Store, name: str) -> Path:
-    """The file of the lease on the result with this key; see `sptlib.store.Store.lock`."""
-    return store.path / ".locks" / f"{name}.lease"
-
-
 @contextmanager
 def holding(store: Store, name: str) -> Iterator[bool]:
     """Hold the lease on a key without waiting; yields False if a living process has it."""
-    lease_path(store, name).parent.mkdir(parents=True, exist_ok=True)
-    lease = _taken(lease_path(store, name))
+    lease = store.lease(name)
+    if _forgotten(store.lease_path(name)):
+        store.lease_path(name).unlink(missing_ok=True)
+    taken = _take(lease)
     try:
-        yield lease is not None
+        yield taken
     finally:
-        if lease is not None:
+        if taken:
             lease.release()
+
+
+def in_use(store: Store, name: str) -> bool:
+    """Whether a living process, or one on another host, holds a lease; nothing is changed."""
+    path = store.lease_path(name)
+    if _forgotten(path):
+        return False
+    with tempfile.TemporaryDirectory(prefix="sptlib-") as folder:
+        try:
+            copy = Path(shutil.copy2(path, folder))
+        except FileNotFoundError:
+            return False
+        except PermissionError:  # another user's
+            return True
+        lease = SoftFileLease(copy, lease_duration=LEASE_SECONDS)
+        taken = _take(lease)  # whose process is dead can be taken over, the copy as well
+        if taken:
+            lease.release()
+        return not taken
 
 
 def _forgotten(path: Path) -> bool:
@@ -139,30 +155,14 @@ def _forgotten(path: Path) -> bool:
     return path.exists() and time.time() - path.stat().st_mtime > GRACE
 
 
-def _taken(path: Path) -> SoftFileLease | None:
-    if _forgotten(path):
-        path.unlink(missing_ok=True)
-    lease = SoftFileLease(path, lease_duration=LEASE_SECONDS)
+def _take(lease: SoftFileLease) -> bool:
     for _ in range(2):  # where a dead holder's file cannot be exchanged, the first only removes it
         try:
             lease.acquire(timeout=0)
-            return lease
-        except (Timeout, LeaseSettingsMismatch):
+            return True
+        except (Timeout, LeaseSettingsMismatch, PermissionError):
             continue
-    return None
-
-
-def in_use(store: Store, name: str) -> bool:
-    """Whether a living process, or one on another host, holds a lease; nothing is changed."""
-    with tempfile.TemporaryDirectory(prefix="sptlib-") as folder:
-        try:
-            copy = Path(shutil.copy2(lease_path(store, name), folder))
-        except FileNotFoundError:
-            return False
-        lease = _taken(copy)  # whose process is dead can be taken over, the copy as well
-        if lease is not None:
-            lease.release()
-        return lease is None
+    return False
 
 
 def repair(store: Store, name: str) -> bool:
@@ -175,22 +175,19 @@ def repair(store: Store, name: str) -> bool:
         return True
 
 
-def _sound(entry: Entry) -> bool:
+def _fault(entry: Entry) -> Exception | None:
+    """What is wrong with an entry; None = nothing."""
     try:
         entry.verify()
-    except UNREADABLE:
-        return False
-    return True
+    except UNREADABLE as error:
+        return error
+    return None
 
 
 def _damaged(entry: Entry) -> bool:
-    try:
-        entry.verify()
-    except UnreadableError:
-        return False  # nobody knows what is in it: never a reason to remove it
-    except UNREADABLE:
-        return True
-    return False
+    """Whether its content is wrong; of a file that cannot be read, nobody knows."""
+    fault = _fault(entry)
+    return fault is not None and not isinstance(fault, UnreadableError)
 
 
 # --- pruning ------------------------------------------------------------------------------------
@@ -256,7 +253,7 @@ class Pruning:
             if not free or not item.again():
                 return False
             # the lease itself goes when it is released
-            return item.path == lease_path(self.store, item.key) or self._bury(item.path)
+            return item.path == self.store.lease_path(item.key) or self._bury(item.path)
 
     def _bury(self, path: Path) -> bool:
         graves = self.store.path / ".tmp"
@@ -306,7 +303,7 @@ class Pruning:
         if not each.path.is_dir():
             return ""
         stored = self.store.find(each.key)
-        if stored is not None and _sound(stored):
+        if stored is not None and _fault(stored) is None:
             return "left over from a training that is stored"
         try:
             if each.fields and (why := _other_version(each.fields)):

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sptlib import cost, presets, tasks, train
+from sptlib import cost, presets, progress, tasks, train
 from sptlib.cli import Group
 from sptlib.cli_cost import cost as command
 from sptlib.config import digest
@@ -282,7 +282,7 @@ def test_tables_and_figure_for_readers():
     assert lengths == set(table["task"])
     assert [report.duration(h) for h in (1 / 3600, 0.5, 30, 50, 20_000)] == [
         "1.0 s", "30.0 min", "30.0 hours", "2.1 days", "2.3 years"]
-    assert [report.size(n) for n in (10, 2e6, 3e9)] == ["0 kB", "2.0 MB", "3.0 GB"]
+    assert [progress.size(n) for n in (10, 2e6, 3e9)] == ["10 B", "2.0 MB", "3.0 GB"]
 
 
 # --- the command -----------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from sptlib import presets, progress
-from sptlib.progress import Board, duration, n_steps, title
+from sptlib.progress import Board, duration, title
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_steps_are_those_that_will_be_taken(tiny, store, where):
     confined = replace(few, pretrain=replace(few.pretrain, labelled_only=True))
     for run in (tiny, few, confined):
         for spec in (run, run.pretraining):
-            assert compute(spec, store, where).result["steps"] == n_steps(spec)
+            assert compute(spec, store, where).result["steps"] == spec.n_steps
 
 
 @pytest.fixture
@@ -135,5 +135,5 @@ def test_pairs_count_as_two_sequences():
         task=replace(run.task, n_labels=8),
         pretrain=replace(run.pretrain, labelled_only=True, epochs=4.0, batch_size=16),
     )
-    assert n_steps(few.pretraining) == 4
-    assert n_steps(run.pretraining) == run.pretrain.n_steps(run.task.n_inputs)
+    assert few.pretraining.n_steps == 4
+    assert run.pretraining.n_steps == run.pretrain.n_steps(run.task.n_inputs)

@@ -43,7 +43,7 @@ def holder(store: Store, name: str) -> subprocess.Popen:
     """A living process that holds the lease on a key."""
     (store.path / ".locks").mkdir(parents=True, exist_ok=True)
     process = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(upkeep.lease_path(store, name)), str(LEASE_SECONDS)],
+        [sys.executable, "-c", HOLD, str(store.lease_path(name)), str(LEASE_SECONDS)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -64,7 +64,7 @@ def dead_lease(tmp_path_factory) -> Path:
     """The lease that a killed process leaves."""
     store = Store(tmp_path_factory.mktemp("dead"))
     kill(holder(store, "0" * 20))
-    return upkeep.lease_path(store, "0" * 20)
+    return store.lease_path("0" * 20)
 
 
 def age(path: Path, seconds: float = 2 * upkeep.GRACE) -> None:
@@ -268,7 +268,7 @@ def test_what_is_not_the_stores_is_not_touched(tiny, store):
 
 
 def test_the_lease_is_the_one_that_trainings_take(tiny, store):
-    assert Path(store.lock(tiny).lock_file) == upkeep.lease_path(store, key(tiny))
+    assert Path(store.lock(tiny).lock_file) == store.lease_path(key(tiny))
     with store.lock(tiny):
         assert in_use(store, key(tiny))
         with holding(store, key(tiny)) as free:
@@ -469,7 +469,7 @@ def tiny_at_module_level() -> Run:
 
 def test_a_lease_that_nobody_touched_for_long_is_dead_on_any_host(tiny, store):
     """Its holder would have touched it; which host that was on does not matter."""
-    path = upkeep.lease_path(store, key(tiny))
+    path = store.lease_path(key(tiny))
     with store.lock(tiny):
         text = path.read_text()
     path.write_text(re.sub("host=.*", "host=elsewhere", text))

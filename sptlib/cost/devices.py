@@ -15,8 +15,7 @@ have the core: the result is for a machine that does nothing else.
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -30,7 +29,7 @@ from sptlib.config import FinetuneConfig, ModelConfig, Pretraining, Run
 from sptlib.cost import flops
 from sptlib.cost.workload import Lengths, Workload
 from sptlib.errors import unknown
-from sptlib.execute import Where, compute
+from sptlib.execute import Where, compute, cpu_threads
 from sptlib.model import build
 from sptlib.seeding import generator
 from sptlib.store import Store
@@ -157,7 +156,7 @@ def measure(works: Iterable[Workload], seconds: float = 30.0) -> dict[Workload, 
     """
     shapes = sorted({work.shape for work in works}, key=lambda s: s.step_flops)
     rate, found = 5e9, {}  # FLOPs per second, until a measurement says better
-    with _one_thread():
+    with cpu_threads(1):
         fixed = _fixed()
         share = seconds / max(1, len(shapes))
         for shape in tqdm(shapes, "measuring", unit="shape", file=sys.stderr, delay=3, leave=False):
@@ -173,16 +172,6 @@ def measure(works: Iterable[Workload], seconds: float = 30.0) -> dict[Workload, 
                 note = f"measured at batch {small.items}, length {small.inputs.max_len}"
             found[shape] = Pace(step * factor, item, fixed, by, note)
     return found
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _reduced(shape: Workload, most: float) -> tuple[Workload, float]:

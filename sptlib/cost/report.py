@@ -10,6 +10,7 @@ from sptlib.cost.table import Cases, estimate
 from sptlib.cost.workload import BEST
 from sptlib.data.make import cores
 from sptlib.experiments.base import Case
+from sptlib.progress import size
 
 
 def shown(table: pd.DataFrame) -> pd.DataFrame:
@@ -73,14 +74,6 @@ def scientific(flops: float) -> str:
     """``2.4e15``."""
     mantissa, exponent = f"{flops:.1e}".split("e")
     return f"{mantissa}e{int(exponent)}"
-
-
-def size(n: float) -> str:
-    """Bytes with a unit."""
-    for unit, many in (("GB", 1e9), ("MB", 1e6)):
-        if n >= many:
-            return f"{n / many:.1f} {unit}"
-    return f"{n / 1e3:.0f} kB"
 
 
 def unit_of(hours: float) -> tuple[str, float]:

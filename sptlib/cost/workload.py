@@ -267,15 +267,14 @@ def workload(spec: Run | Pretraining) -> Workload:
     Raises:
         ConfigError: if the configuration is impossible.
     """
-    task, labels = spec.task, spec.task.n_labels or spec.task.n_train
+    task = spec.task
     inputs, lengths = _read(replace(_small(task), data_seed=None, fresh=False))
     if isinstance(spec, Run):
         stage, config, freeze = "finetune", spec.finetune, spec.freeze
-        n_train, n_val, n_test = labels, task.n_val, task.n_test
+        n_val, n_test = task.n_val, task.n_test
     else:
         per_item = 2 if inputs.pairs else 1
         stage, config, freeze, lengths = "pretrain", spec.pretrain, (), lengths.single()
-        n_train = labels * per_item if config.labelled_only else task.n_inputs
         n_val, n_test = task.n_val * per_item, 0
         config = replace(config, task=None)
     return Workload(
@@ -286,7 +285,7 @@ def workload(spec: Run | Pretraining) -> Workload:
         inputs=inputs,
         lengths=lengths,
         fresh=task if task.fresh else None,
-        n_train=n_train,
+        n_train=spec.n_sequences,
         n_val=n_val,
         n_test=n_test,
         resident=_resident(task, inputs, lengths.padded),

@@ -82,11 +82,6 @@ def seed_list(seeds: int) -> range:
     return range(seeds)
 
 
-def label_steps(run: Run) -> int:
-    """Planned optimiser steps of the second stage."""
-    return run.finetune.n_steps(run.task.n_labels or run.task.n_train)
-
-
 def with_steps(run: Run, n_steps: int, **changes) -> Run:
     """The Run with this many label steps, evaluated as often per step as before.
 
@@ -96,9 +91,8 @@ def with_steps(run: Run, n_steps: int, **changes) -> Run:
         **changes: further fields of ``finetune``.
     """
     finetune = replace(run.finetune, **changes)
-    n_sequences = run.task.n_labels or run.task.n_train
-    epochs = n_steps * min(finetune.batch_size, n_sequences) / n_sequences
-    n_evals = max(1, round(run.finetune.n_evals * n_steps / label_steps(run)))
+    epochs = n_steps * min(finetune.batch_size, run.n_sequences) / run.n_sequences
+    n_evals = max(1, round(run.finetune.n_evals * n_steps / run.n_steps))
     return replace(run, finetune=replace(finetune, epochs=epochs, n_evals=n_evals))
 
 

@@ -14,7 +14,7 @@ import pandas as pd
 from sptlib import presets
 from sptlib.config import Pretraining, Run
 from sptlib.errors import ConfigError
-from sptlib.experiments.base import Case, Result, frame, label_steps, seed_list, with_steps
+from sptlib.experiments.base import Case, Result, frame, seed_list, with_steps
 
 NAME = "few_labels"
 GROUP_BY = ["n_labels", "arm"]
@@ -44,7 +44,7 @@ STRICT = "SPT, labelled images only"
 def base_run(preset: str, n_labels: int, seed: int, n_layers: int = 0) -> Run:
     """The self-pretrained Run with this many labels, with the preset's number of label steps."""
     run = presets.get(preset, "image")
-    steps = label_steps(run)  # the same whatever there is to see
+    steps = run.n_steps  # the same whatever there is to see
     lr = run.pretrain.lr if preset == "paper" else CHOSEN["pretraining"]
     run = replace(
         run,
@@ -59,7 +59,7 @@ def base_run(preset: str, n_labels: int, seed: int, n_layers: int = 0) -> Run:
 
 def scratch(base: Run) -> Run:
     """From scratch, for as many steps as SPT takes in both stages together."""
-    both = base.pretrain.n_steps(base.task.n_inputs) + label_steps(base)
+    both = base.pretraining.n_steps + base.n_steps
     return with_steps(replace(base, pretrain=None), both)
 
 

@@ -21,7 +21,6 @@ from sptlib.experiments.base import (
     Result,
     evaluations,
     frame,
-    label_steps,
     seed_list,
     with_steps,
 )
@@ -83,7 +82,7 @@ def base_run(preset: str, task: str, seed: int, n_layers: int = 0) -> Run:
 
 def scratch(base: Run) -> Run:
     """From scratch, for as many steps as SPT takes in both stages together."""
-    both = base.pretrain.n_steps(base.task.n_inputs) + label_steps(base)
+    both = base.pretraining.n_steps + base.n_steps
     return with_steps(replace(base, pretrain=None), both)
 
 
@@ -190,7 +189,7 @@ def frame_short(results: Sequence[Result], rows: pd.DataFrame) -> pd.DataFrame:
         for arm in ("SPT", SHORT)
     }
     steps = {
-        place: label_steps(result.entry.spec)
+        place: result.entry.spec.n_steps
         for place, result in places["SPT"].items()
         if place not in places[SHORT]  # there it is a training of its own
     }

@@ -13,7 +13,7 @@ import pandas as pd
 from sptlib import presets
 from sptlib.config import Pretraining, Run
 from sptlib.errors import ConfigError
-from sptlib.experiments.base import Case, Result, frame, label_steps, seed_list, with_steps
+from sptlib.experiments.base import Case, Result, frame, seed_list, with_steps
 
 NAME = "synthetic"
 GROUP_BY = ["variant", "arm"]
@@ -39,7 +39,7 @@ CHANCE = 0.5
 
 def scratch(base: Run) -> Run:
     """From scratch, with as many label steps as SPT takes steps in both stages together."""
-    both = base.pretrain.n_steps(base.task.n_inputs) + label_steps(base)
+    both = base.pretraining.n_steps + base.n_steps
     return with_steps(replace(base, pretrain=None), both, stop_at=None)
 
 
@@ -62,7 +62,7 @@ def _escape(base: Run, times: int = 1, batches: int = 1, **model) -> Run:
     run = scratch(base)
     run = replace(run, model=replace(run.model, **model))
     return with_steps(
-        run, times * label_steps(run), stop_at=0.99, batch_size=batches * run.finetune.batch_size
+        run, times * run.n_steps, stop_at=0.99, batch_size=batches * run.finetune.batch_size
     )
 
 

@@ -8,7 +8,6 @@ from sptlib import experiments, presets, tuning
 from sptlib.config import digest, key
 from sptlib.errors import ConfigError
 from sptlib.experiments import base, duration, few_labels, replication, synthetic
-from sptlib.experiments.base import label_steps
 from sptlib.notebooks import root
 from sptlib.store import Store
 
@@ -86,13 +85,13 @@ def test_scratch_takes_the_steps_of_both_stages(preset):
 
 @pytest.mark.parametrize("preset", ["smoke", "classroom", "study"])
 def test_steps_are_equal_where_an_arm_says_so(preset):
-    expected = label_steps(few_labels.base_run(preset, few_labels.FOCUS[preset], 0))
+    expected = few_labels.base_run(preset, few_labels.FOCUS[preset], 0).n_steps
     for n in few_labels.LABELS[preset]:
         spt = few_labels.base_run(preset, n, 0)
         pretraining = spt.pretrain.n_steps(spt.task.n_train)
         arms = {arm: few_labels.make(arm, spt, preset) for arm in few_labels.ARMS}
-        assert label_steps(arms["SPT"]) == label_steps(arms[few_labels.SHORT]) == expected
-        assert label_steps(arms["scratch"]) == expected + pretraining
+        assert arms["SPT"].n_steps == arms[few_labels.SHORT].n_steps == expected
+        assert arms["scratch"].n_steps == expected + pretraining
         strict = arms[few_labels.STRICT]
         assert strict.pretrain.n_steps(n) == pytest.approx(pretraining, abs=1)
         assert strict.pretraining.task.n_labels == n
@@ -210,10 +209,10 @@ def test_a_single_training_has_the_chosen_rates_too():
 def test_scratch_takes_as_many_steps_as_both_stages(preset, task):
     spt = replication.make("SPT", task, replication.base_run(preset, task, 0), preset)
     scratch = replication.make("scratch", task, replication.base_run(preset, task, 0), preset)
-    both = spt.pretrain.n_steps(spt.task.n_inputs) + label_steps(spt)
-    assert label_steps(scratch) == both
+    both = spt.pretraining.n_steps + spt.n_steps
+    assert scratch.n_steps == both
     assert (scratch.task, scratch.model) == (spt.task, spt.model)
-    every = [label_steps(run) / run.finetune.n_evals for run in (spt, scratch)]
+    every = [run.n_steps / run.finetune.n_evals for run in (spt, scratch)]
     assert every[1] == pytest.approx(every[0], rel=0.08), "evaluated equally often"
 
 
@@ -274,10 +273,10 @@ def test_each_duration_has_its_equals():
         for epochs in duration.lengths("classroom")[1:]:
             spt, scratch = runs[epochs, duration.SPT], runs[epochs, duration.SCRATCH]
             assert spt.pretrain.epochs == epochs
-            both = spt.pretrain.n_steps(spt.task.n_inputs) + label_steps(spt)
-            assert (scratch.pretrain, label_steps(scratch)) == (None, both)
+            both = spt.pretraining.n_steps + spt.n_steps
+            assert (scratch.pretrain, scratch.n_steps) == (None, both)
             assert spt.task == scratch.task
-            assert label_steps(spt) == label_steps(runs[0.0, duration.NONE])
+            assert spt.n_steps == runs[0.0, duration.NONE].n_steps
     full = next(c.run for c in found if c.labels["epochs"] == 16 and c.labels["arm"] == "SPT")
     assert full == synthetic.make("SPT", synthetic.base_run("classroom", (1, 3), 0))
 
