@@ -1,5 +1,6 @@
 """`sptlib cost`: FLOPs, memory and hours before anything is run."""
 
+import math
 from pathlib import Path
 
 import click
@@ -51,6 +52,8 @@ def cost(experiments, preset, seeds, device, precision, seconds, file) -> None:
 
     presets.check(preset)
     device = devices.check(device or ("h200" if preset == "paper" else "cpu"))
+    if not math.isfinite(seconds):
+        raise ConfigError(f"--seconds must be a finite number, found {seconds}")
     if file is not None and not file.absolute().parent.is_dir():
         raise ConfigError(f"there is no folder {file.absolute().parent} to write {file.name} to")
     cases = costs.plan(experiments, preset, seeds or 0)

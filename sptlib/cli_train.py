@@ -46,7 +46,7 @@ from sptlib.errors import ConfigError, SptError, Stopped
 )
 @options.store
 @options.device
-@click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True)
+@click.option("--threads", type=click.IntRange(min=1, max=1024), default=1, show_default=True)
 @click.option(
     "--accumulate",
     type=click.IntRange(min=1),

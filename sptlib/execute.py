@@ -8,6 +8,7 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -17,7 +18,7 @@ from importlib import metadata
 from pathlib import Path
 
 import torch
-from filelock import LeaseSettingsMismatch, Timeout
+from filelock import LeaseSettingsMismatch, SoftFileLease, Timeout
 from torch import Tensor
 
 from sptlib import engine, launcher, processes, tasks
@@ -25,7 +26,7 @@ from sptlib.checkpoint import Checkpoint
 from sptlib.config import Pretraining, Run, TrainConfig, key
 from sptlib.errors import Busy, ConfigError, DivergedError, Stopped, StoreError
 from sptlib.processes import ALONE, Team, shared
-from sptlib.store import Entry, Store
+from sptlib.store import LEASE_SECONDS, Entry, Store
 from sptlib.train import finetune, pretrain
 
 RECORDED = ("torch", "numpy", "scikit-learn", "safetensors", "pydantic", "sptlib")
@@ -75,6 +76,8 @@ class Where:
             device = torch.device(name)
         except RuntimeError as error:
             raise ConfigError(f"unknown device {name!r}; try cpu, cuda or cuda:1") from error
+        if device.type not in ("cpu", "cuda"):
+            raise ConfigError(f"device {name!r} is not supported; try cpu, cuda or cuda:1")
         if device.type != "cuda":
             return device
         several = launcher.launched() > 1
@@ -148,26 +151,33 @@ def _compute(
     if entry is not None:
         return entry
     with ExitStack() as stack:
-
-        def lock() -> None:
-            lease = store.lock(spec)
-            try:
-                lease.acquire(blocking=where.wait, cancel_check=where.stop)
-            except LeaseSettingsMismatch as error:  # another version of the library is at it
-                raise Busy(f"another process computes {key(spec)}: {error}") from error
-            except Timeout as error:
-                if where.wait:
-                    stage = "finetune" if isinstance(spec, Run) else "pretrain"
-                    raise Stopped(stage, 0, 0) from error
-                raise Busy(f"another process computes {key(spec)}") from error
-            stack.callback(lease.release)
-
-        team.decide(lock)
+        team.decide(lambda: stack.callback(_leased(spec, store, where).release))
         entry = team.decide(stored)  # another process may have been faster
         if entry is not None:
             return entry
         stack.enter_context(cpu_threads(where.threads))
         return _train(spec, store, where, recompute, team)
+
+
+def _leased(spec: Run | Pretraining, store: Store, where: Where) -> SoftFileLease:
+    """The lease on a result, taken, once whoever computes the same is done."""
+    seconds, said = 0.5, False  # to take over from a dead process takes two looks
+    while True:
+        lease = store.lock(spec)  # anew each time: it clears away what a dead process left
+        try:
+            lease.acquire(timeout=seconds, cancel_check=where.stop)
+            return lease
+        except (LeaseSettingsMismatch, PermissionError) as error:
+            raise StoreError(f"the lease {lease.lock_file} cannot be taken ({error})") from error
+        except Timeout as error:
+            if not where.wait:
+                raise Busy(f"another process computes {key(spec)}") from error
+            if where.stop is not None and where.stop():
+                stage = "finetune" if isinstance(spec, Run) else "pretrain"
+                raise Stopped(stage, 0, 0) from error
+        if not said:
+            seconds, said = 2 * LEASE_SECONDS, True
+            print("sptlib: another process computes this; waiting for it", file=sys.stderr)
 
 
 def _train(

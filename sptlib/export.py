@@ -26,7 +26,7 @@ MANIFEST = "manifest.json"
 #: most points of a loss curve; each is the mean over the steps since the last one
 POINTS = 100
 #: what reading an entry may raise that is damaged, or that somebody else has put there
-UNREADABLE = (SptError, OSError, ValueError, KeyError, TypeError, AttributeError)
+UNREADABLE = (SptError, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 Made = TypeVar("Made")
 

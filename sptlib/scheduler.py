@@ -7,15 +7,15 @@ on 127.0.0.1 only; others should stand in a private network, or use TLS.
 import asyncio
 import logging
 import os
-import signal
+import queue
 import threading
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sptlib.errors import ConfigError, SptError
+from sptlib.errors import ConfigError, SptError, Stopped
+from sptlib.signals import deaf_children
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -30,7 +30,12 @@ WORKER_ENVIRONMENT = {
     }
 }
 #: Dask gives some of its loggers a level of their own
-LOGGERS = ("distributed", "distributed.client", "tornado.application")
+LOGGERS = (
+    "distributed",
+    "distributed.client",
+    "distributed.protocol.core",
+    "tornado.application",
+)
 CONNECT_SECONDS = 20.0  # to wait for a scheduler to answer
 LOST_SECONDS = 5.0  # without a connection, after which the scheduler counts as gone
 
@@ -55,12 +60,15 @@ class Tls:
 
 
 @contextmanager
-def connect(scheduler: str, workers: int, tls: Tls | None) -> "Iterator[Client]":
+def connect(
+    scheduler: str, workers: int, tls: Tls | None, stop: Callable[[], bool]
+) -> "Iterator[Client]":
     """A client of the scheduler at this address; "" = of a new one with workers on this machine.
 
     Raises:
         ConfigError: without Dask, or for certificates that cannot be read.
         SchedulerError: if nothing answers within 20 seconds.
+        Stopped: if ``stop()`` became true meanwhile.
     """
     try:
         import dask
@@ -86,7 +94,7 @@ def connect(scheduler: str, workers: int, tls: Tls | None) -> "Iterator[Client]"
         cluster = None
         if not scheduler:
             stack.enter_context(dask.config.set(WORKER_ENVIRONMENT))
-            with _deaf_children():
+            with deaf_children():
                 cluster = LocalCluster(
                     n_workers=workers,
                     threads_per_worker=1,
@@ -97,7 +105,7 @@ def connect(scheduler: str, workers: int, tls: Tls | None) -> "Iterator[Client]"
                 )
             stack.callback(cluster.close)
         else:
-            _answers(scheduler, security)
+            _answers(scheduler, security, stop)
         client = Client(
             cluster or scheduler, security=security, timeout=CONNECT_SECONDS, set_as_default=False
         )
@@ -105,7 +113,7 @@ def connect(scheduler: str, workers: int, tls: Tls | None) -> "Iterator[Client]"
         yield client
 
 
-def _answers(scheduler: str, security) -> None:
+def _answers(scheduler: str, security, stop: Callable[[], bool]) -> None:
     """Raise `SchedulerError` unless a scheduler answers at this address.
 
     A client that finds none leaves threads behind; this asks without one.
@@ -121,10 +129,22 @@ def _answers(scheduler: str, security) -> None:
     async def ask_in_time() -> None:  # `connect` has no limit for the greetings after it
         await asyncio.wait_for(ask(), CONNECT_SECONDS)
 
-    try:
-        with ThreadPoolExecutor(1) as thread:  # a notebook has a running event loop in this one
-            thread.submit(lambda: asyncio.run(ask_in_time())).result()
-    except (OSError, ValueError, TypeError, RuntimeError, MemoryError) as error:
+    answers: queue.SimpleQueue = queue.SimpleQueue()
+
+    def work() -> None:  # in a thread: a notebook has a running event loop in its own
+        try:
+            answers.put(asyncio.run(ask_in_time()))
+        except Exception as error:  # whatever listens there may say anything
+            answers.put(error)
+
+    threading.Thread(target=work, daemon=True).start()
+    while not stop():
+        with suppress(queue.Empty):
+            error = answers.get(timeout=0.2)
+            break
+    else:
+        raise Stopped("connecting", 0, 0)
+    if error is not None:
         why = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise SchedulerError(f"no Dask scheduler answers at {scheduler!r}: {why}") from error
 
@@ -135,22 +155,9 @@ def _quiet() -> Iterator[None]:
     loggers = [logging.getLogger(name) for name in LOGGERS]
     before = [logger.level for logger in loggers]
     for logger in loggers:
-        logger.setLevel(logging.CRITICAL)
+        logger.setLevel(logging.CRITICAL + 1)
     try:
         yield
     finally:
         for logger, level in zip(loggers, before, strict=True):
             logger.setLevel(level)
-
-
-@contextmanager
-def _deaf_children() -> Iterator[None]:
-    """Processes started meanwhile ignore Ctrl-C: this one hears it, and ends them in order."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # signals are the main thread's business
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)

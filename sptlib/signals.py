@@ -1,15 +1,22 @@
 """Ctrl-C and SIGTERM as a question that a training asks itself between two steps."""
 
+import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing import resource_tracker
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+REPEAT_SECONDS = 1.0  # `timeout` sends its signal to a process and once more to its group
 
 
 class Stop:
     """Whether somebody asked to stop; ``signum`` says by which signal (0 = nobody did)."""
 
     signum = 0
+    since = 0.0
 
     def __call__(self) -> bool:
         return bool(self.signum)
@@ -19,8 +26,8 @@ class Stop:
 def stopping() -> Iterator[Stop]:
     """Until the end of the block, the first SIGINT or SIGTERM only makes the yielded `Stop` true.
 
-    The second one is obeyed at once. Outside the main thread, which alone hears signals, nothing
-    is changed.
+    Another one, a second or more later, is obeyed at once. Outside the main thread, which alone
+    hears signals, nothing is changed.
     """
     stop = Stop()
     if threading.current_thread() is not threading.main_thread():
@@ -29,11 +36,14 @@ def stopping() -> Iterator[Stop]:
     before = {}
 
     def hear(signum: int, frame: object) -> None:
-        stop.signum = signum
-        for each, handler in before.items():
-            signal.signal(each, handler)
+        if not stop.signum:
+            stop.signum, stop.since = signum, time.monotonic()
+        elif time.monotonic() - stop.since >= REPEAT_SECONDS:
+            for each, handler in before.items():
+                signal.signal(each, handler)
+            os.kill(os.getpid(), signum)
 
-    for each in (signal.SIGINT, signal.SIGTERM):
+    for each in SIGNALS:
         handler = signal.getsignal(each)
         if handler not in (signal.SIG_IGN, None):  # ignored on purpose (nohup), or not Python's
             before[each] = signal.signal(each, hear)
@@ -42,3 +52,21 @@ def stopping() -> Iterator[Stop]:
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)
+
+
+@contextmanager
+def deaf_children() -> Iterator[None]:
+    """Processes and threads started meanwhile, and theirs, never hear SIGINT or SIGTERM.
+
+    This thread hears afterwards what came meanwhile: signals are blocked, which is inherited,
+    rather than ignored.
+    """
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    resource_tracker.ensure_running()  # when multiprocessing starts it, it unblocks the signals
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -13,7 +13,7 @@ from sptlib import cluster
 from sptlib import scheduler as schedulers
 from sptlib.config import Pretraining, Run, key
 from sptlib.data.make import cores
-from sptlib.errors import SptError
+from sptlib.errors import SptError, Stopped
 from sptlib.execute import Where
 from sptlib.nodes import Outcome, after_failure, attempt, waits_for
 from sptlib.progress import Board, title
@@ -115,8 +115,12 @@ def compute_all(
         nodes = plan(missing, store, recompute)
         with stopping() as stop, Board(nodes) as board:
             if scheduler or (workers > 1 and len(missing) > 1):
-                with schedulers.connect(scheduler, min(workers, len(nodes)), tls) as client:
-                    outcomes = cluster.run(client, nodes, store, where, recompute, board, stop)
+                how = (scheduler, min(workers, len(nodes)), tls, stop)
+                try:
+                    with schedulers.connect(*how) as client:
+                        outcomes = cluster.run(client, nodes, store, where, recompute, board, stop)
+                except Stopped:  # before there was a client
+                    outcomes = dict.fromkeys(nodes, Outcome(stopped=True))
             else:
                 outcomes = _here(nodes, store, where, recompute, board, stop)
         _report(nodes, outcomes, stop.signum)

@@ -302,3 +302,31 @@ def test_sweeps_that_are_refused(words, message):
     assert done.exit_code == 1
     assert message in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("cost duration --preset smoke --seconds nan", "--seconds must be a finite number"),
+        ("cost duration --preset smoke --seconds inf", "--seconds must be a finite number"),
+        ("cost duration --preset smoke --csv .", "is a directory"),
+        ("train --preset smoke --device meta", "device 'meta' is not supported"),
+        ("train --preset smoke --threads 100000", "--threads"),
+    ],
+)
+def test_odd_options_are_refused_in_a_line(words, message):
+    done = CliRunner().invoke(main, words.split())
+    assert done.exit_code in (1, 2)
+    assert isinstance(done.exception, SystemExit)
+    assert message in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_one_entry_of_nonsense_does_not_hide_the_others(sptlib, store):
+    assert sptlib(*QUICK).exit_code == 0
+    bad = next(store.entries())
+    (bad.path / "manifest.json").write_text("[" * 100_000)
+    done = sptlib("runs", "ls")
+    assert done.exit_code == 0
+    assert "DAMAGED" in done.stdout
+    assert len([entry for entry in store.entries() if entry.key in done.stdout]) == 2

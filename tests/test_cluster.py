@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -431,19 +432,45 @@ def test_two_sweeps_at_once_compute_everything_once(undisturbed, tmp_path, sweep
     assert_same(undisturbed, store, 4)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_a_sweep_stopped_by_a_signal(long, undisturbed, tmp_path, workers, signum):
+def to_one(process, signum):
+    process.send_signal(signum)
+
+
+def to_its_group(process, signum):
+    """What a terminal and systemd do: workers get it, too."""
+    os.killpg(process.pid, signum)
+
+
+def twice(process, signum):
+    """What `timeout` does."""
+    to_one(process, signum)
+    to_its_group(process, signum)
+
+
+@pytest.mark.parametrize(
+    ("workers", "signum", "send"),
+    [
+        (1, signal.SIGINT, to_one),
+        (1, signal.SIGTERM, twice),
+        (2, signal.SIGINT, to_its_group),
+        (2, signal.SIGTERM, to_one),
+        (2, signal.SIGTERM, twice),
+    ],
+)
+def test_a_sweep_stopped_by_a_signal(long, undisturbed, tmp_path, workers, signum, send):
     """It ends in order, says how to go on, and goes on from a checkpoint that it wrote then."""
     store = Store(tmp_path / "store")
     command = [sys.executable, "-c", CLI, json.dumps([to_dict(run) for run in long])]
     process = subprocess.Popen(
-        [*command, str(store.path), str(workers)], stderr=subprocess.PIPE, text=True
+        [*command, str(store.path), str(workers)],
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
     wait(lambda: list(store.path.glob(".locks/*.lease")), process)
     time.sleep(0.3)
     children = psutil.Process(process.pid).children(recursive=True)
-    process.send_signal(signum)
+    send(process, signum)
     _, error = process.communicate(timeout=PATIENCE)
     assert process.returncode == 128 + signum, error
     assert "sptlib: stopped: 0 trainings are stored, 4 are left" in error
@@ -455,6 +482,65 @@ def test_a_sweep_stopped_by_a_signal(long, undisturbed, tmp_path, workers, signu
     assert not list(store.path.glob(".locks/*.lease"))
     compute_all(long, store, workers=1)
     assert_same(undisturbed, store, 4)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_local_workers_start(long, tmp_path, signum):
+    """The first process that appears is one of multiprocessing's: workers come after it."""
+    store = Store(tmp_path / "store")
+    command = [sys.executable, "-c", CLI, json.dumps([to_dict(run) for run in long])]
+    process = subprocess.Popen(
+        [*command, str(store.path), "2"], stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    wait(lambda: psutil.Process(process.pid).children(recursive=True), process)
+    to_its_group(process, signum)
+    _, error = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 128 + signum, error
+    assert "sptlib: stopped: 0 trainings are stored, 4 are left" in error
+    assert "Traceback" not in error
+    compute_all(long[2:], store, workers=1)  # nothing is in the way
+
+
+def test_a_signal_while_a_scheduler_is_asked(long, tmp_path):
+    """Somebody listens, and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"tcp://127.0.0.1:{server.getsockname()[1]}"
+        command = [sys.executable, "-m", "sptlib", "sweep", "duration", "--preset", "smoke"]
+        process = subprocess.Popen(
+            [*command, "--store", str(tmp_path / "store"), "--scheduler", address],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        with server.accept()[0]:
+            started = time.monotonic()
+            process.send_signal(signal.SIGINT)
+            _, error = process.communicate(timeout=PATIENCE)
+        assert time.monotonic() - started < scheduler.CONNECT_SECONDS / 2
+    assert process.returncode == 130, error
+    assert "sptlib: stopped: 0" in error
+    assert "Traceback" not in error
+
+
+@pytest.mark.parametrize("banner", [bytes(64), b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\x08" * 99])
+def test_what_listens_is_no_scheduler(banner, tiny, tmp_path, capfd):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer():
+            with server.accept()[0] as connection:
+                connection.sendall(banner)
+                connection.recv(1000)
+
+        thread = threading.Thread(target=answer, daemon=True)
+        thread.start()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(scheduler, "CONNECT_SECONDS", 3.0)
+            with pytest.raises(SchedulerError, match="no Dask scheduler answers"):
+                compute_all(
+                    [tiny],
+                    Store(tmp_path / "store"),
+                    scheduler=f"tcp://127.0.0.1:{server.getsockname()[1]}",
+                )
+    assert "Traceback" not in capfd.readouterr().err
 
 
 CLI = """

@@ -2,11 +2,14 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 
 import pytest
 
-from sptlib.signals import stopping
+from sptlib import signals
+from sptlib.signals import deaf_children, stopping
 
 
 @pytest.fixture(params=[signal.SIGINT, signal.SIGTERM], ids=lambda s: s.name)
@@ -17,7 +20,8 @@ def signum(request):
     signal.signal(request.param, before)
 
 
-def test_the_first_asks_the_second_is_obeyed(signum):
+def test_the_first_asks_the_second_is_obeyed(signum, monkeypatch):
+    monkeypatch.setattr(signals, "REPEAT_SECONDS", 0.0)
     with stopping() as stop:
         assert not stop()
         os.kill(os.getpid(), signum)
@@ -26,6 +30,54 @@ def test_the_first_asks_the_second_is_obeyed(signum):
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signum)
     assert signal.getsignal(signum) is signal.default_int_handler
+
+
+def test_an_immediate_repeat_is_the_same_order(signum):
+    """`timeout` sends SIGTERM to its child, then once more to the group."""
+    with stopping() as stop:
+        for _ in range(3):
+            os.kill(os.getpid(), signum)
+        assert stop()
+    with stopping() as stop:
+        assert not stop()
+
+
+CHILD = """
+import os, signal, sys, time
+print("up", flush=True)
+time.sleep(0.5)
+print("alive", flush=True)
+"""
+
+
+def test_children_are_deaf_and_this_process_hears_afterwards(signum):
+    """Also the children of threads that were started meanwhile, later."""
+    later = threading.Event()
+    output = []
+
+    def start():
+        with subprocess.Popen(
+            [sys.executable, "-c", CHILD], stdout=subprocess.PIPE, text=True
+        ) as child:
+            assert child.stdout.readline() == "up\n"
+            child.send_signal(signum)
+            output.append(child.stdout.read())
+
+    def wait_and_start():
+        later.wait(60)
+        start()
+
+    thread = threading.Thread(target=wait_and_start)
+    with stopping() as stop:
+        with deaf_children():
+            thread.start()
+            start()
+            os.kill(os.getpid(), signum)
+        assert stop()
+        assert stop.signum == signum
+    later.set()
+    thread.join()
+    assert output == ["alive\n"] * 2
 
 
 def test_afterwards_everything_is_as_before(signum):

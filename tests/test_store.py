@@ -483,3 +483,26 @@ def test_an_empty_lease_that_is_old_holds_nobody_up(tiny, store):
     os.utime(path, (old, old))
     with store.lock(tiny).acquire(timeout=5):
         assert path.stat().st_size > 0
+
+
+def test_a_lease_of_another_version_is_an_error_not_a_wait(tiny, store, where, monkeypatch):
+    """Whoever has another `LEASE_SECONDS` cannot be waited for; neither sweep would ever end."""
+    process = hold(tiny.pretraining, store, 7.0)
+    try:
+        for patient in (True, False):
+            with pytest.raises(StoreError, match=r"the lease .*\.lease cannot be taken"):
+                compute(tiny.pretraining, store, replace(where, wait=patient))
+    finally:
+        end(process)
+    compute(tiny.pretraining, store, where).verify()
+
+
+def test_a_young_empty_lease_is_looked_at_again(tiny, store, where, monkeypatch):
+    """Who waits for it goes on once it has grown old, without being called again."""
+    monkeypatch.setattr(module, "LEASE_SECONDS", 1.0)
+    monkeypatch.setattr(execute, "LEASE_SECONDS", 1.0)
+    path = store.lease_path(key(tiny.pretraining))
+    path.parent.mkdir(parents=True)
+    path.touch()
+    compute(tiny.pretraining, store, where).verify()
+    assert not path.exists()

@@ -227,12 +227,12 @@ def test_what_somebody_else_computes_comes_last(arms, store, trained):
     assert len(list(store.entries())) == 7
 
 
-def test_waiting_for_somebody_else_can_be_stopped(tiny, store, where):
+def test_waiting_for_somebody_else_can_be_stopped(tiny, store, where, capsys):
     asked = []
 
     def stop():
         asked.append(1)
-        return len(asked) > 2
+        return len(asked) > 40  # it is asked every 50 ms
 
     held = store.lock(tiny.pretraining)
     released = threading.Event()
@@ -248,8 +248,10 @@ def test_waiting_for_somebody_else_can_be_stopped(tiny, store, where):
         time.sleep(0.01)
     with pytest.raises(Stopped, match="stopped before the first step of pretrain"):
         execute.compute(tiny.pretraining, store, replace(where, stop=stop))
+    assert capsys.readouterr().err.count("another process computes this; waiting for it") == 1
     with pytest.raises(Busy, match="another process computes"):
         execute.compute(tiny.pretraining, store, replace(where, wait=False))
+    assert capsys.readouterr().err == ""
     released.set()
     thread.join()
 
