@@ -55,8 +55,10 @@ class ModelConfig:
         positions: how order enters: sinusoidal (added), learned (added), rope (rotates queries
             and keys), alibi (biases scores), none.
         pooling: over positions before the classification head.
-        init: initial weights: "torch" (each PyTorch module's own default) or "normal" (weights and
-            embeddings from N(0, 0.02²), biases zero, as in BERT and GPT-2).
+        init: initial weights: "torch" (each PyTorch module's own default); "normal" (weights and
+            embeddings from N(0, 0.02²), biases zero, as in BERT and GPT-2); or PyTorch's but for
+            the attention: "mimetic" (Trockman & Kolter 2023), "identity" (W_Q = W_K = I), "uniform"
+            (W_Q = W_K = 0), see `sptlib.initial`.
         embed_std: standard deviation of the token embeddings at the start; None = what ``init``
             says, which is 1 for "torch". The sinusoids added to them have 0.71.
         head_hidden: classification head Linear-ReLU-Linear instead of Linear.
@@ -73,7 +75,7 @@ class ModelConfig:
     mlp_ratio: PositiveFloat = 2.0
     positions: Literal["sinusoidal", "learned", "rope", "alibi", "none"] = "sinusoidal"
     pooling: Literal["mean", "max", "last"] = "mean"
-    init: Literal["torch", "normal"] = "torch"
+    init: Literal["torch", "normal", "mimetic", "identity", "uniform"] = "torch"
     embed_std: PositiveFloat | None = None
     head_hidden: bool = False
     head_norm: Literal["none", "batch"] = "none"

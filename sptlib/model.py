@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from sptlib import initial
 from sptlib.config import ModelConfig
 from sptlib.errors import ConfigError
 from sptlib.positions import alibi_bias, rope_table, rotate, sinusoidal
@@ -141,10 +142,21 @@ class Transformer(nn.Module):
             else nn.Sequential(nn.Linear(pooled, D), nn.ReLU(), nn.Linear(D, n_classes))
         )
         self.standardise = nn.BatchNorm1d(D, affine=False) if config.head_norm == "batch" else None
-        if config.init == "normal":
-            self.apply(init_normal)
+        self._initialise(config)
         if config.embed_std is not None and kind == "tokens":
             nn.init.normal_(self.embed.weight, std=config.embed_std)
+
+    def _initialise(self, config: ModelConfig) -> None:
+        """What of the start is not PyTorch's own."""
+        if config.init == "normal":
+            self.apply(initial.normal)
+        for layer in (block.attention for block in self.blocks):
+            if config.init == "mimetic":
+                initial.mimetic(layer.q, layer.k, layer.v, layer.o, config.n_heads)
+            elif config.init == "identity":
+                initial.identity(layer.q, layer.k)
+            elif config.init == "uniform":
+                initial.uniform(layer.q, layer.k)
 
     def _embed(self, x_BT: Tensor, hidden_BT: Tensor | None) -> Tensor:
         T = x_BT.shape[1]
@@ -213,14 +225,6 @@ class Transformer(nn.Module):
             maps.append(block.attention.weights(block.norm1(x_BTD), keep_BT))
             x_BTD = block(x_BTD, keep_BT)
         return torch.stack(maps)
-
-
-def init_normal(module: nn.Module) -> None:
-    """BERT's and GPT-2's start: weights and embeddings from N(0, 0.02²), biases zero."""
-    if isinstance(module, nn.Linear | nn.Embedding):
-        nn.init.normal_(module.weight, std=0.02)
-    if isinstance(module, nn.Linear):
-        nn.init.zeros_(module.bias)
 
 
 def keep_mask(x_BT: Tensor, length_B: Tensor | None) -> Tensor | None:

@@ -26,7 +26,7 @@ from sptlib.masking import hide, reconstruction_loss
 from sptlib.model import Transformer, build
 from sptlib.seeding import derive_seed, generator
 from sptlib.tasks import Split, TaskData
-from sptlib.transfer import copy_groups, freeze_groups
+from sptlib.transfer import copy_groups, freeze_groups, movement
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,7 @@ class State:
     stopped: bool = False
     seconds: float = 0.0
     log: list[dict] = field(default_factory=list)
+    moved: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -138,6 +139,7 @@ def fit(
     """
     config, n, device = stage.config, len(stage.split), stage.split.x.device
     n_steps = config.n_steps(n)
+    start = {name: p.detach().clone() for name, p in model.named_parameters()}
     team = processes.team(device)
     batch_norm = model.standardise is not None and stage.unused != "classifier"
     team.together(
@@ -206,6 +208,7 @@ def fit(
                 raise processes.shared(Stopped(stage.name, state.step, n_steps))
     flush()
     state.seconds = time.monotonic() - started
+    state.moved = movement(start, dict(model.named_parameters()))
     model.load_state_dict(best)
     model.eval()
     return state
@@ -352,7 +355,8 @@ def _fresh(task, data: TaskData) -> Callable | None:
 
 
 def _summary(state: State) -> dict:
-    """Steps taken, the best evaluation, and the training loss at the end (mean of ≤ 100 steps)."""
+    """Steps taken, the best evaluation, and of the end: training loss (mean of ≤ 100 steps), and how
+    far each parameter group has moved."""
     losses = [line["loss"] for line in state.log if "loss" in line]
     best = next(x for x in state.log if x["step"] == state.best_step and "best" in x)
     values = {k: v for k, v in best.items() if k not in ("stage", "step", "best")}
@@ -361,4 +365,5 @@ def _summary(state: State) -> dict:
         "best_step": state.best_step,
         **values,
         "train_loss": sum(losses[-100:]) / len(losses[-100:]),
+        **{f"moved_{group}": value for group, value in state.moved.items()},
     }

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from sptlib.config import expand_groups
+from sptlib.config import GROUPS, expand_groups
 
 _OWNERS = {
     "embed": "embed",
@@ -67,3 +67,26 @@ def freeze_groups(model: nn.Module, groups: tuple[str, ...]) -> list[str]:
     for name in frozen:
         model.get_parameter(name).requires_grad_(False)
     return frozen
+
+
+def movement(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> dict[str, float]:
+    """How far each parameter group has moved: ‖θ − θ₀‖ / ‖θ₀‖ over all its parameters together.
+
+    Args:
+        before: parameters by name, at the start.
+        after: the same names.
+
+    Returns:
+        By group, for those that start with a norm above 0; the reconstruction head is left out.
+    """
+    squares: dict[str, list[float]] = {}
+    for name, start in before.items():
+        moved = after[name].detach().double().cpu() - start.detach().double().cpu()
+        sums = squares.setdefault(group_of(name), [0.0, 0.0])
+        sums[0] += float((moved**2).sum())
+        sums[1] += float((start.detach().double() ** 2).sum())
+    return {
+        group: (squares[group][0] / squares[group][1]) ** 0.5
+        for group in GROUPS
+        if group in squares and squares[group][1] > 0
+    }

@@ -9,13 +9,26 @@ Each has ``cases(preset, seeds, ...)`` (Runs with their labels), ``table(results
 from types import ModuleType
 
 from sptlib.errors import unknown
-from sptlib.experiments import duration, few_labels, replication, synthetic
+from sptlib.experiments import (
+    depth,
+    duration,
+    few_labels,
+    freezing,
+    replication,
+    source,
+    synthetic,
+    transfer,
+)
 
 EXPERIMENTS: dict[str, ModuleType] = {
     "synthetic": synthetic,
     "few_labels": few_labels,
     "replication": replication,
     "duration": duration,
+    "depth": depth,
+    "source": source,
+    "freezing": freezing,
+    "transfer": transfer,
 }
 
 

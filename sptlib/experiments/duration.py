@@ -1,8 +1,9 @@
 """05: how long must pretraining be?
 
-The task `neighbor`. Pretraining of several lengths, each followed by the same training from labels;
-beside each, training from scratch with as many steps as both stages have together. Coser et al.
-(2026) try 1, 10, 50, 100 and 200 epochs; smaller presets take the same shares of their own length.
+Pretraining of several lengths, each followed by the same training from labels. Beside each, what
+training from scratch has reached after as many steps as both stages take together, and after as much
+compute: both are read off one training from scratch, whose rate is constant. Coser et al. (2026)
+try 1, 10, 50, 100 and 200 epochs; smaller presets take the same shares of their own length.
 """
 
 from collections.abc import Sequence
@@ -12,22 +13,38 @@ import pandas as pd
 
 from sptlib import presets
 from sptlib.config import Run
+from sptlib.cost.workload import workload
 from sptlib.errors import ConfigError
-from sptlib.experiments import synthetic
-from sptlib.experiments.base import Case, Result, frame, seed_list
+from sptlib.experiments.ablation import (
+    QUICK,
+    SCRATCH,
+    TASKS,
+    at_step,
+    base_run,
+    check,
+    rate,
+    scratch,
+    seeds_of,
+)
+from sptlib.experiments.ablation import SPT as SPT
+from sptlib.experiments.base import Case, Result, frame, with_steps
 
 NAME = "duration"
-GROUP_BY = ["epochs", "arm"]
+GROUP_BY = ["task", "epochs", "arm"]
 
 #: published lengths (epochs), and the longest of them
 PUBLISHED = (0, 1, 10, 50, 100, 200)
 FULL = PUBLISHED[-1]
-#: the arms: no pretraining, pretraining, and its steps spent on labels
-NONE, SPT, SCRATCH = "labels only", "SPT", "scratch, equal total steps"
-CHANCE = synthetic.CHANCE
+#: what is read off the training from scratch
+STEPS, COMPUTE = "scratch, equal total steps", "scratch, equal compute"
+#: rows, and rows of the classroom
+ROWS = tuple(name for name in QUICK if name != "Neighbor +1 / −1")
+LIVE = ("Neighbor +1 / +3",)
 
 
-def lengths(preset: str, pretrain_epochs: Sequence[float] = ()) -> tuple[float, ...]:
+def lengths(
+    preset: str, pretrain_epochs: Sequence[float] = (), recipe: str = "neighbor"
+) -> tuple[float, ...]:
     """Epochs of pretraining, ascending: the given ones, else the published shares of the preset's.
 
     Of shares that come to the same number of steps, the largest is taken.
@@ -43,26 +60,23 @@ def lengths(preset: str, pretrain_epochs: Sequence[float] = ()) -> tuple[float, 
         )
     if pretrain_epochs:
         return tuple(sorted(map(float, pretrain_epochs)))
-    base = presets.get(preset, "neighbor")
+    base = presets.get(preset, recipe)
     by_steps = {0: 0.0}
     for epochs in (base.pretrain.epochs * published / FULL for published in PUBLISHED[1:]):
-        by_steps[replace(base.pretrain, epochs=epochs).n_steps(base.task.n_inputs)] = epochs
+        by_steps[_with_epochs(base, epochs).pretraining.n_steps] = epochs
     return tuple(by_steps.values())
 
 
-def base_run(preset: str, epochs: float, seed: int, n_layers: int = 0) -> Run:
-    """SPT with this many epochs of pretraining; 0 = without one."""
-    run = synthetic.base_run(preset, next(iter(synthetic.VARIANTS.values())), seed, n_layers)
-    pretrain = replace(run.pretrain, epochs=epochs) if epochs else None
-    arm = "SPT" if epochs else "scratch"
-    finetune = replace(run.finetune, lr=synthetic.CHOSEN[arm])
-    return replace(run, pretrain=pretrain, finetune=finetune)
+def _with_epochs(base: Run, epochs: float) -> Run:
+    return replace(base, pretrain=replace(base.pretrain, epochs=epochs))
 
 
-def scratch(base: Run) -> Run:
-    """From scratch, with as many label steps as this SPT takes steps in both stages together."""
-    run = synthetic.scratch(base)
-    return replace(run, finetune=replace(run.finetune, lr=synthetic.CHOSEN["scratch"]))
+def steps_for_compute(base: Run) -> int:
+    """Label steps from scratch that take as many FLOPs as both stages of SPT."""
+    labels = workload(replace(base, pretrain=None))
+    before = workload(base.pretraining)
+    both = before.steps * before.step_flops + labels.steps * labels.step_flops
+    return round(both / labels.step_flops)
 
 
 def cases(
@@ -71,7 +85,7 @@ def cases(
     *,
     pretrain_epochs: Sequence[float] = (),
     n_layers: int = 0,
-    task: str = "neighbor",
+    task: str = "",
 ) -> list[Case]:
     """All Runs of the experiment.
 
@@ -80,22 +94,66 @@ def cases(
         seeds: seeds 0 … n−1; 0 = the preset's number.
         pretrain_epochs: lengths of pretraining in epochs; empty = see `lengths`.
         n_layers: layers of the model; 0 = the preset's.
-        task: `neighbor`, the only one whose arms are defined here.
+        task: a row or a recipe; "" = `ROWS`, at the classroom `LIVE`.
     """
-    if task != "neighbor":
-        raise ConfigError(f"the experiment duration is about the task neighbor, found {task!r}")
     found = []
-    for epochs in lengths(preset, pretrain_epochs):
-        for seed in seed_list(seeds or presets.n_seeds(preset)):
-            run = base_run(preset, epochs, seed, n_layers)
-            if epochs:
-                found.append(Case({"epochs": epochs, "arm": SPT}, run))
-                found.append(Case({"epochs": epochs, "arm": SCRATCH}, scratch(run)))
-            else:
-                found.append(Case({"epochs": epochs, "arm": NONE}, run))
+    for name in check(task, LIVE if preset == "classroom" else ROWS):
+        tried = lengths(preset, pretrain_epochs, TASKS[name])
+        for seed in seeds_of(name, preset, seeds):
+            base = base_run(preset, name, seed, n_layers)
+            runs = [(e, _with_epochs(base, e)) for e in tried if e]
+            found += [Case({"task": name, "epochs": e, "arm": SPT}, run) for e, run in runs]
+            longest = long_scratch(preset, name, runs[-1][1] if runs else base, bool(runs))
+            found.append(Case({"task": name, "epochs": tried[-1], "arm": SCRATCH}, longest))
     return found
 
 
+def long_scratch(preset: str, name: str, longest: Run, both: bool = True) -> Run:
+    """From scratch, as long as the longest SPT by either count; without it, its label steps."""
+    steps = longest.n_steps
+    if both:
+        steps = max(longest.pretraining.n_steps + steps, steps_for_compute(longest))
+    run = scratch(longest)
+    lr = rate(preset, name, SCRATCH, SCRATCH, {})
+    return with_steps(replace(run, finetune=replace(run.finetune, lr=lr)), steps)
+
+
 def table(results: Sequence[Result]) -> pd.DataFrame:
-    """One row per Run: epochs of pretraining, arm, seed, steps, accuracies, losses."""
-    return frame(results)
+    """A row per length, arm and seed: task, epochs, arm, seed, steps, accuracies, FLOPs.
+
+    The arms `STEPS` and `COMPUTE` are read off the training from scratch. At 0 epochs all three are
+    the same: that training after SPT's number of label steps.
+    """
+    columns = [*GROUP_BY, "seed", "steps", "test_accuracy", "flops"]
+    rows = frame([r for r in results if r.labels["arm"] == SPT])
+    if not results:
+        return pd.DataFrame(columns=columns)
+    found = [rows.assign(flops=_flops(results))] if len(rows) else []
+    for r in (r for r in results if r.labels["arm"] == SCRATCH):
+        run = r.entry.spec
+        own = [x.entry.spec for x in results if x.labels["arm"] == SPT
+               and x.labels["task"] == r.labels["task"] and x.entry.spec.seed == run.seed]
+        per_step = workload(run).step_flops
+        about = {"task": r.labels["task"], "seed": run.seed, "key": r.entry.key}
+        read = [(0.0, arm, own[0].n_steps if own else run.n_steps) for arm in (SPT, STEPS, COMPUTE)]
+        for spt in own:
+            epochs = spt.pretrain.epochs
+            read.append((epochs, STEPS, spt.pretraining.n_steps + spt.n_steps))
+            read.append((epochs, COMPUTE, steps_for_compute(spt)))
+        found.append(pd.DataFrame([
+            {**about, "epochs": epochs, "arm": arm, **(at := at_step(r.entry, steps)),
+             "flops": at["steps"] * per_step}
+            for epochs, arm, steps in read
+        ]))  # fmt: skip
+    return pd.concat(found, ignore_index=True).sort_values(["task", "epochs", "arm", "seed"])
+
+
+def _flops(results: Sequence[Result]) -> list[float]:
+    """FLOPs of both stages of each SPT; stopping early counts."""
+    found = []
+    for r in (r for r in results if r.labels["arm"] == SPT):
+        run = r.entry.spec
+        labels, before = workload(run), workload(run.pretraining)
+        steps = r.entry.result["steps"]
+        found.append(before.steps * before.step_flops + steps * labels.step_flops)
+    return found

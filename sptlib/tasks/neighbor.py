@@ -24,7 +24,9 @@ class NeighborConfig(TaskConfig):
         length: tokens per sequence.
         p: probability that a token continues the walk.
         steps: d for label 0 and label 1. (1, 3) is the default; with (1, -1) the classes are each
-            other's reversal, so that a *directional* neighbour is needed.
+            other's reversal, so that a *directional* neighbour is needed. (0, 0) is noise for
+            pretraining, in which a token repeats the last one with probability p, whatever the
+            label.
         n_symbols: size of the alphabet.
     """
 
@@ -39,7 +41,8 @@ class NeighborConfig(TaskConfig):
 
     @model_validator(mode="after")
     def _classes_differ(self):
-        if (self.steps[0] - self.steps[1]) % self.n_symbols == 0:
+        same = (self.steps[0] - self.steps[1]) % self.n_symbols == 0
+        if same and self.steps != (0, 0):
             raise ValueError(f"steps={self.steps} are the same walk modulo {self.n_symbols}")
         return self
 

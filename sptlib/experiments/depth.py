@@ -1,0 +1,90 @@
+"""06: is the gain a matter of depth?
+
+SPT and training from scratch at several depths, from one layer up to the published depth of each
+task's model (Amos et al. 2024) in a study. Coser et al. (2026) report substantial gains with a single
+layer.
+"""
+
+from collections.abc import Sequence
+
+import pandas as pd
+
+from sptlib import presets
+from sptlib.experiments.ablation import (
+    SCRATCH,
+    SPT,
+    TASKS,
+    Arm,
+    base_run,
+    check,
+    make,
+    scratch,
+    seeds_of,
+    with_short,
+)
+from sptlib.experiments.base import Case, Result
+
+NAME = "depth"
+GROUP_BY = ["task", "layers", "arm"]
+
+ARMS: dict[str, Arm] = {SCRATCH: Arm(scratch, SCRATCH), SPT: Arm(lambda base: base)}
+
+#: rows, and rows of the classroom
+ROWS = ("Neighbor +1 / +3", "Image", "Text, direction")
+LIVE = ("Neighbor +1 / +3",)
+#: depths by recipe and preset; at the preset `paper`, 1 layer and the published depth
+LAYERS: dict[str, dict[str, tuple[int, ...]]] = {
+    "classroom": {"neighbor": (1, 2)},
+    "study": {"neighbor": (1, 2, 4), "image": (1, 2, 3), "text:direction": (1, 2, 4, 6)},
+}
+#: a deep training takes longer; so many seeds of the study then have to do
+DEEP, DEEP_SEEDS = 3, 5
+
+
+def depths(preset: str, name: str, layers: Sequence[int] = ()) -> tuple[int, ...]:
+    """Depths of a row, ascending: the given ones, else the preset's."""
+    if layers:
+        return tuple(sorted(set(layers)))
+    recipe = TASKS[name]
+    own = presets.get(preset, recipe).model.n_layers
+    if preset in ("smoke", "paper"):
+        return tuple(sorted({1, own} | ({2} if preset == "smoke" else set())))
+    return LAYERS[preset].get(recipe, (1, 2))
+
+
+def cases(
+    preset: str = "classroom",
+    seeds: int = 0,
+    *,
+    layers: Sequence[int] = (),
+    n_layers: int = 0,
+    task: str = "",
+) -> list[Case]:
+    """All Runs of the experiment.
+
+    Args:
+        preset: name of the preset.
+        seeds: seeds 0 … n−1; 0 = the preset's number.
+        layers: depths; empty = the preset's.
+        n_layers: one layer up to this many; 0 = the preset's depths.
+        task: a row or a recipe; "" = `ROWS`, at the classroom `LIVE`.
+    """
+    wanted = tuple(layers) or tuple(range(1, n_layers + 1))
+    return [
+        Case({"task": name, "layers": depth, "arm": title}, run)
+        for name in check(task, LIVE if preset == "classroom" else ROWS)
+        for depth in depths(preset, name, wanted)
+        for seed in _seeds(name, preset, seeds, depth)
+        for title, run in make(preset, name, base_run(preset, name, seed, depth), ARMS, {}).items()
+    ]
+
+
+def _seeds(name: str, preset: str, seeds: int, depth: int) -> range:
+    found = seeds_of(name, preset, seeds)
+    long = preset == "study" and not seeds and depth >= DEEP
+    return found[:DEEP_SEEDS] if long else found
+
+
+def table(results: Sequence[Result]) -> pd.DataFrame:
+    """One row per Run: task, layers, arm, seed, steps, accuracies, losses."""
+    return with_short(results, ["task", "layers"])

@@ -1,0 +1,169 @@
+"""08: do labels use the attention weights at all?
+
+Parts of the network are frozen while it is trained from labels: at their random start, or as SPT
+left them. On images with few labels, also for several numbers of labels and beside attention that is
+exactly uniform: if frozen random attention helps there, is it because it is random or because it
+hardly attends? Every training also records how far each parameter group has moved.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pandas as pd
+
+from sptlib.config import Run
+from sptlib.experiments import few_labels, replication, synthetic
+from sptlib.experiments.ablation import (
+    SCRATCH,
+    SPT,
+    Arm,
+    base_run,
+    check,
+    make,
+    scratch,
+    searched,
+    seeds_of,
+    with_short,
+)
+from sptlib.experiments.ablation import QUICK as QUICK
+from sptlib.experiments.base import Case, Result, with_steps
+from sptlib.transfer import GROUPS as GROUPS
+
+NAME = "freezing"
+GROUP_BY = ["task", "labels", "arm"]
+
+
+def _frozen(start: Callable[[Run], Run], *groups: str, like: str) -> Arm:
+    return Arm(lambda base: replace(start(base), freeze=groups), like)
+
+
+def _uniform(base: Run) -> Run:
+    return replace(scratch(base, init="uniform"), freeze=("qk",))
+
+
+#: frozen at the random start, with scratch's steps
+RANDOM: dict[str, Arm] = {
+    "frozen QK": _frozen(scratch, "qk", like=SCRATCH),
+    "frozen QKVO": _frozen(scratch, "qkvo", like=SCRATCH),
+    "frozen MLP": _frozen(scratch, "mlp", like=SCRATCH),
+}
+#: W_Q = W_K = 0 and frozen: every position attends to all alike
+UNIFORM = "uniform attention"
+#: pretrained, then frozen, with SPT's label steps
+AFTER: dict[str, Arm] = {
+    "SPT, then frozen QK": _frozen(lambda base: base, "qk", like=SPT),
+    "SPT, then frozen QKVO": _frozen(lambda base: base, "qkvo", like=SPT),
+    "SPT, then frozen MLP": _frozen(lambda base: base, "mlp", like=SPT),
+}
+WHOLE: dict[str, Arm] = {SCRATCH: Arm(scratch, SCRATCH), SPT: Arm(lambda base: base)}
+ARMS: dict[str, Arm] = {**WHOLE, **RANDOM, UNIFORM: Arm(_uniform, SCRATCH), **AFTER}
+#: what is run for other numbers of labels
+BY_LABELS = (SCRATCH, "frozen QKVO", UNIFORM, SPT)
+
+#: rows of the classroom
+LIVE = ("Neighbor +1 / −1", "Image")
+
+#: the preset at which rates are searched, how many seeds the search has, and the grid by recipe
+TUNED_AT = "study"
+N_TUNING_SEEDS = 1
+RATES = {
+    "neighbor": synthetic.RATES,
+    "image": few_labels.RATES,
+    "text:direction": replication.RATES,
+}
+#: the chosen rates (data/tuning/freezing.csv; a test compares)
+CHOSEN: dict[str, dict[str, float]] = {}
+
+
+def labels_of(preset: str, name: str) -> tuple[int, ...]:
+    """Further numbers of labels, besides the row's own."""
+    if name != "Image" or preset not in ("smoke", "study"):
+        return ()
+    own = base_run(preset, name, 0).n_sequences
+    return tuple(n for n in few_labels.LABELS["smoke" if preset == "smoke" else "classroom"]
+                 if n != own)
+
+
+def with_labels(base: Run, n_labels: int) -> Run:
+    """The Run with another number of labels and as many label steps."""
+    steps = base.n_steps
+    return with_steps(replace(base, task=replace(base.task, n_labels=n_labels)), steps)
+
+
+def cases(
+    preset: str = "classroom", seeds: int = 0, *, n_layers: int = 0, task: str = ""
+) -> list[Case]:
+    """All Runs of the experiment.
+
+    Args:
+        preset: name of the preset.
+        seeds: seeds 0 … n−1; 0 = the preset's number.
+        n_layers: layers of the model; 0 = the preset's.
+        task: a row or a recipe; "" = `QUICK`, at the classroom `LIVE`.
+    """
+    found = []
+    for name in check(task, LIVE if preset == "classroom" else QUICK):
+        for seed in seeds_of(name, preset, seeds):
+            base = base_run(preset, name, seed, n_layers)
+            arms = ARMS
+            if preset == "classroom" and name == "Image":  # to save time
+                arms = {title: ARMS[title] for title in (SCRATCH, "frozen QKVO", UNIFORM, SPT)}
+            found += _cases(preset, name, base, arms)
+            few = {title: ARMS[title] for title in BY_LABELS}
+            for n_labels in labels_of(preset, name):
+                found += _cases(preset, name, with_labels(base, n_labels), few)
+    return found
+
+
+def _cases(preset: str, name: str, base: Run, arms: dict[str, Arm]) -> list[Case]:
+    runs = make(preset, name, base, arms, CHOSEN)
+    return [
+        Case({"task": name, "labels": base.n_sequences, "arm": title}, run)
+        for title, run in runs.items()
+    ]
+
+
+def candidates(preset: str, seeds: Sequence[int]) -> list[Case]:
+    """The search for label rates of everything that is frozen."""
+    arms = {title: arm for title, arm in ARMS.items() if title not in WHOLE}
+    return searched(preset, seeds, lambda name: arms, RATES)
+
+
+def pretraining_candidates(preset: str, seeds: Sequence[int]) -> list:
+    """None: every pretraining is that of `synthetic` or `replication`."""
+    return []
+
+
+def table(results: Sequence[Result]) -> pd.DataFrame:
+    """One row per Run: task, labels, arm, seed, steps, accuracies, losses, movements."""
+    return with_short(results, ["task", "labels"])
+
+
+def moved(results: Sequence[Result], store) -> pd.DataFrame:
+    """How far each parameter group has moved, relative to its start: under labels and under SPT.
+
+    Args:
+        results: of this experiment; read are its own numbers of labels, scratch and SPT.
+        store: a run store or a study, which has the pretrainings, too.
+
+    Returns:
+        Columns task, arm, seed, group, moved. The arms: "labels only" (scratch), "reconstruction",
+        and "labels after it".
+    """
+    own = {r.labels["task"]: r.entry.spec.n_sequences for r in results if r.labels["arm"] == SPT}
+    rows = []
+    for r in results:
+        arm, name = r.labels["arm"], r.labels["task"]
+        if arm not in (SCRATCH, SPT) or r.labels["labels"] != own.get(name):
+            continue
+        about = [("labels only" if arm == SCRATCH else "labels after it", r.entry.result)]
+        if arm == SPT and (shared := store.get(r.entry.spec.pretraining)) is not None:
+            about.append(("reconstruction", shared.result))
+        rows += [
+            {"task": name, "arm": title, "seed": r.entry.spec.seed, "group": group,
+             "moved": result[f"moved_{group}"]}
+            for title, result in about
+            for group in GROUPS
+            if f"moved_{group}" in result
+        ]
+    return pd.DataFrame(rows, columns=["task", "arm", "seed", "group", "moved"])

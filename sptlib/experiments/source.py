@@ -1,0 +1,145 @@
+"""07: whose data must be reconstructed?
+
+Pretraining on the inputs of one task, training from the labels of another. What fits is transferred;
+embeddings belong to the symbols of a task and are always initialised anew, and so is the classifier.
+Two sources are noise: one in which a token tends to repeat the last one, and one without any
+structure. If pretraining teaches attention to look at near positions, the first should do and the
+second should not (Coser et al. 2026 report a gain on CIFAR-10 from Pathfinder).
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pandas as pd
+
+from sptlib import presets
+from sptlib.config import Run
+from sptlib.errors import unknown
+from sptlib.experiments.ablation import (
+    SCRATCH,
+    SPT,
+    TASKS,
+    Arm,
+    base_run,
+    check,
+    make,
+    scratch,
+    seeds_of,
+    with_short,
+)
+from sptlib.experiments.base import Case, Result
+
+NAME = "source"
+GROUP_BY = ["task", "arm"]
+
+#: from the target's own inputs, but with embeddings initialised anew as for any other source
+ITSELF = "own data, embeddings anew"
+#: what is transferred from another task: all but embeddings
+MOVED = ("qk", "vo", "mlp", "norm")
+
+#: noise in place of a task: steps and p of `neighbor`
+NOISE: dict[str, dict] = {
+    "noise, correlated": {"steps": (0, 0), "p": 0.8},
+    "noise, independent": {"steps": (0, 0), "p": 0.0},
+}
+#: sources by name of the row; those that are slow are left out at the classroom
+SOURCES = ("Neighbor +1 / +3", "Image", "Text, direction", "ListOps", "Pathfinder", *NOISE)
+SLOW = ("ListOps", "Pathfinder")
+#: target tasks, and the classroom's
+ROWS = ("Neighbor +1 / +3", "Image", "Text, direction")
+LIVE = ("Neighbor +1 / +3",)
+
+
+def pretraining_of(preset: str, source: str) -> tuple:
+    """The task and the pretraining of a source, as it is pretrained for its own sake."""
+    if source in NOISE:
+        own = base_run(preset, "Neighbor +1 / +3", 0)
+        return replace(own.task, **NOISE[source]), own.pretrain
+    own = base_run(preset, source, 0)
+    return replace(own.task, n_labels=0), own.pretrain
+
+
+def from_source(preset: str, source: str) -> Arm:
+    """SPT's Run, but pretrained on another task's inputs, in that task's own way."""
+
+    def build(base: Run) -> Run:
+        task, pretrain = pretraining_of(preset, source)
+        return replace(base, pretrain=replace(pretrain, task=task), transfer=MOVED)
+
+    return Arm(build)
+
+
+def arms_of(preset: str, target: str, sources: Sequence[str]) -> dict[str, Arm]:
+    """Scratch, SPT, and every source but the target itself."""
+    others = {name: from_source(preset, name) for name in sources if name != target}
+    return {
+        SCRATCH: Arm(scratch, SCRATCH),
+        SPT: Arm(lambda base: base),
+        ITSELF: Arm(lambda base: replace(base, transfer=MOVED)),
+        **others,
+    }
+
+
+def check_sources(sources: Sequence[str]) -> tuple[str, ...]:
+    """Sources by name or recipe, in order; raises `ConfigError` with a suggestion."""
+    known = {**{TASKS[name]: name for name in TASKS}, **{name: name for name in (*TASKS, *NOISE)}}
+    for name in sources:
+        if name not in known:
+            raise unknown("source of pretraining data", name, known)
+    return tuple(dict.fromkeys(known[name] for name in sources))
+
+
+def cases(
+    preset: str = "classroom",
+    seeds: int = 0,
+    *,
+    sources: Sequence[str] = (),
+    n_layers: int = 0,
+    task: str = "",
+) -> list[Case]:
+    """All Runs of the experiment.
+
+    Args:
+        preset: name of the preset.
+        seeds: seeds 0 … n−1; 0 = the preset's number, in a study five for slow sources.
+        sources: names of `SOURCES` or recipes; empty = all, at the classroom all but `SLOW`.
+        n_layers: layers of the model; 0 = the preset's.
+        task: the target, a row or a recipe; "" = `ROWS`, at the classroom `LIVE`.
+    """
+    presets.check(preset)
+    default = tuple(s for s in SOURCES if s not in SLOW or preset != "classroom")
+    chosen = check_sources(sources) or default
+    found = []
+    for name in check(task, LIVE if preset == "classroom" else ROWS):
+        arms = arms_of(preset, name, chosen)
+        for seed in seeds_of(name, preset, seeds):
+            known = {
+                title: arm
+                for title, arm in arms.items()
+                if title not in SLOW or seed in seeds_of(title, preset, seeds)
+            }
+            base = base_run(preset, name, seed, n_layers)
+            found += [
+                Case({"task": name, "arm": title}, run)
+                for title, run in make(preset, name, base, known, {}).items()
+            ]
+    return found
+
+
+def table(results: Sequence[Result]) -> pd.DataFrame:
+    """One row per Run: task (the target), arm (the source), seed, steps, accuracies, losses."""
+    return with_short(results, ["task"])
+
+
+def left_out(results: Sequence[Result]) -> pd.DataFrame:
+    """How many parameters of the wanted groups did not fit and started at random, by cell."""
+    rows = [
+        {
+            **{k: r.labels[k] for k in GROUP_BY},
+            "copied": len(r.entry.result.get("copied", ())),
+            "did not fit": len(r.entry.result.get("reinitialised", ())),
+        }
+        for r in results
+        if r.entry.spec.pretrain is not None
+    ]
+    return pd.DataFrame(rows).drop_duplicates() if rows else pd.DataFrame()

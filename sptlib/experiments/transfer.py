@@ -1,0 +1,152 @@
+"""09: which of the pretrained weights carry the gain, and could they be had without pretraining?
+
+Only some parameter groups come from the pretrained model, everything else starts at random. Beside
+them: queries and keys with as many label steps as scratch has, and starts from scratch that put a
+sense of distance into attention without any training (rotary positions, closed forms).
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pandas as pd
+
+from sptlib.config import Run
+from sptlib.experiments import few_labels, replication, synthetic
+from sptlib.experiments.ablation import (
+    SCRATCH,
+    SPT,
+    Arm,
+    base_run,
+    check,
+    make,
+    scratch,
+    searched,
+    seeds_of,
+    with_short,
+)
+from sptlib.experiments.ablation import QUICK as QUICK
+from sptlib.experiments.base import Case, Result
+
+NAME = "transfer"
+GROUP_BY = ["task", "layers", "arm"]
+
+#: what is transferred, by arm
+GROUPS = {
+    "QK from SPT": ("qk",),
+    "VO from SPT": ("vo",),
+    "QKVO from SPT": ("qkvo",),
+    "MLP from SPT": ("mlp",),
+    "embeddings from SPT": ("embed",),
+    "norms from SPT": ("norm",),
+}
+
+
+def _part(groups: tuple[str, ...]) -> Arm:
+    def build(base: Run) -> Run:
+        run = replace(base, transfer=groups)
+        if groups == ("mlp",):  # as in `synthetic`: it may take all its steps
+            run = replace(run, finetune=replace(run.finetune, stop_at=None))
+        return run
+
+    return Arm(build)
+
+
+def _longer(groups: tuple[str, ...]) -> Arm:
+    def build(base: Run) -> Run:
+        run = replace(scratch(base), pretrain=base.pretrain, transfer=groups)
+        return replace(run, finetune=replace(run.finetune, stop_at=base.finetune.stop_at))
+
+    return Arm(build)
+
+
+PARTS: dict[str, Arm] = {title: _part(groups) for title, groups in GROUPS.items()}
+#: as many label steps as scratch
+LONGER: dict[str, Arm] = {
+    "QK from SPT, longer": _longer(("qk",)),
+    "QKVO from SPT, longer": _longer(("qkvo",)),
+}
+#: no pretraining, but a start that looks at near positions
+INSTEAD: dict[str, Arm] = {
+    "scratch, RoPE": Arm(lambda base: scratch(base, positions="rope"), SCRATCH),
+    "scratch, mimetic": Arm(lambda base: scratch(base, init="mimetic"), SCRATCH),
+    "scratch, QK = identity": Arm(lambda base: scratch(base, init="identity"), SCRATCH),
+}
+WHOLE: dict[str, Arm] = {SCRATCH: Arm(scratch, SCRATCH), SPT: Arm(lambda base: base)}
+ARMS: dict[str, Arm] = {**WHOLE, **PARTS, **LONGER, **INSTEAD}
+
+#: rows of the classroom, and the depths of the study besides each row's own
+LIVE = ("Neighbor +1 / +3", "Text, direction")
+MORE_LAYERS = {"Neighbor +1 / +3": (2,), "Image": (1,), "Text, direction": (2,)}
+
+#: the preset at which rates are searched, how many seeds the search has, and the grid by recipe
+TUNED_AT = "study"
+N_TUNING_SEEDS = 2
+RATES = {
+    "neighbor": synthetic.RATES,
+    "image": few_labels.RATES,
+    "text:direction": replication.RATES,
+}
+#: rates of queries and keys and of the MLP on `neighbor` are those of `synthetic`
+SEARCHED_BEFORE = ("QK from SPT", "MLP from SPT")
+#: the chosen rates (data/tuning/transfer.csv; a test compares)
+CHOSEN: dict[str, dict[str, float]] = {}
+#: an arm with more steps takes the same rate
+RATE_OF = {title: title.removesuffix(", longer") for title in LONGER}
+
+
+def cases(
+    preset: str = "classroom", seeds: int = 0, *, n_layers: int = 0, task: str = ""
+) -> list[Case]:
+    """All Runs of the experiment.
+
+    Args:
+        preset: name of the preset.
+        seeds: seeds 0 … n−1; 0 = the preset's number.
+        n_layers: layers of the model; 0 = the preset's, in the study one more depth.
+        task: a row or a recipe; "" = `QUICK`, at the classroom `LIVE`.
+    """
+    found = []
+    for name in check(task, LIVE if preset == "classroom" else QUICK):
+        own = base_run(preset, name, 0, n_layers).model.n_layers
+        more = MORE_LAYERS.get(name, ()) if preset == "study" and not n_layers else ()
+        for layers in (own, *more):
+            arms = ARMS if layers == own else {**WHOLE, **PARTS}
+            if preset == "classroom":
+                arms = {title: arm for title, arm in arms.items() if title not in LONGER}
+            for seed in seeds_of(name, preset, seeds):
+                base = base_run(preset, name, seed, layers)
+                found += [
+                    Case({"task": name, "layers": layers, "arm": title}, run)
+                    for title, run in _runs(preset, name, base, arms).items()
+                ]
+    return found
+
+
+def _runs(preset: str, name: str, base: Run, arms: dict[str, Arm]) -> dict[str, Run]:
+    chosen = {
+        recipe: {title: rates[of] for title, of in RATE_OF.items() if of in rates} | rates
+        for recipe, rates in CHOSEN.items()
+    }
+    if name.startswith("Neighbor"):
+        chosen.setdefault("neighbor", {})["QK from SPT, longer"] = synthetic.CHOSEN["QK from SPT"]
+    return make(preset, name, base, arms, chosen)
+
+
+def candidates(preset: str, seeds: Sequence[int]) -> list[Case]:
+    """The search for label rates of the arms that take a part."""
+
+    def arms(name: str) -> dict[str, Arm]:
+        before = SEARCHED_BEFORE if name.startswith("Neighbor") else ()
+        return {title: arm for title, arm in PARTS.items() if title not in before}
+
+    return searched(preset, seeds, arms, RATES)
+
+
+def pretraining_candidates(preset: str, seeds: Sequence[int]) -> list:
+    """None: every pretraining is that of `synthetic` or `replication`."""
+    return []
+
+
+def table(results: Sequence[Result]) -> pd.DataFrame:
+    """One row per Run: task, layers, arm, seed, steps, accuracies, losses."""
+    return with_short(results, ["task", "layers"])
