@@ -239,9 +239,7 @@ class Run:
         task = self.pretrain.task or self.task
         if not self.pretrain.labelled_only:
             task = dataclasses.replace(task, n_labels=0)
-        model = dataclasses.replace(
-            self.model, pooling="mean", head_hidden=False, head_norm="none"
-        )
+        model = dataclasses.replace(self.model, pooling="mean", head_hidden=False, head_norm="none")
         if self.pretrain.task is not None:
             model = dataclasses.replace(model, max_len=0)
         return Pretraining(

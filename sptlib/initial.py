@@ -57,7 +57,9 @@ def _factors(product_DD: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     """L (D, rank) and R (rank, D) of equal norm, with L R the best approximation of a product."""
     u, s, vt = torch.linalg.svd(product_DD.double())
     root = s[:rank].sqrt()
-    return (u[:, :rank] * root).to(product_DD.dtype), (root[:, None] * vt[:rank]).to(product_DD.dtype)
+    return (u[:, :rank] * root).to(product_DD.dtype), (root[:, None] * vt[:rank]).to(
+        product_DD.dtype
+    )
 
 
 @torch.no_grad()

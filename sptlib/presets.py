@@ -203,12 +203,8 @@ def paper(recipe: str) -> Run:
     both = {"epochs": 200.0, "warmup_steps": 2000, "n_evals": 200, "weight_decay": decay}
     return Run(
         task=task,
-        model=ModelConfig(
-            width=width, n_layers=n_layers, n_heads=n_heads, mlp_ratio=mlp, **image
-        ),
-        pretrain=PretrainConfig(
-            **both, lr=rates[1], batch_size=batches[1], mask_ratio=mask_ratio
-        ),
+        model=ModelConfig(width=width, n_layers=n_layers, n_heads=n_heads, mlp_ratio=mlp, **image),
+        pretrain=PretrainConfig(**both, lr=rates[1], batch_size=batches[1], mask_ratio=mask_ratio),
         finetune=FinetuneConfig(**both, lr=rates[0], batch_size=batches[0]),
     )
 

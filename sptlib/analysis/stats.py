@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 from scipy import stats
+from statsmodels.stats.multitest import multipletests
 
 from sptlib.errors import ConfigError
 
@@ -85,6 +86,13 @@ def paired(
     Raises:
         ConfigError: unless both arms have exactly one row for each of the same seeds.
     """
+    return interval(differences(table, value, arm_a, arm_b, arm, unit), level)
+
+
+def differences(
+    table: pd.DataFrame, value: str, arm_a: str, arm_b: str, arm: str = "arm", unit: str = "seed"
+) -> np.ndarray:
+    """a − b, one number per seed; arguments and errors are those of `paired`."""
     wide = {}
     for name in (arm_a, arm_b):
         rows = table[table[arm] == name]
@@ -96,7 +104,7 @@ def paired(
             f"arms {arm_a!r} and {arm_b!r} do not have the same {unit}s: "
             f"{sorted(wide[arm_a].index)} and {sorted(wide[arm_b].index)}"
         )
-    return interval((wide[arm_a] - wide[arm_b]).to_numpy(), level)
+    return (wide[arm_a] - wide[arm_b]).sort_index().to_numpy()
 
 
 def equivalent(values, target: float, margin: float, alpha: float = 0.05) -> bool:
@@ -107,6 +115,32 @@ def equivalent(values, target: float, margin: float, alpha: float = 0.05) -> boo
     """
     found = interval(values, level=1 - 2 * alpha)
     return bool(found.low > target - margin and found.high < target + margin)
+
+
+def p_above(values, threshold: float = 0.0) -> float:
+    """p of the one-sided t test against a mean of at most ``threshold``.
+
+    With one value there is no test, and p is 1; where all values are equal there is no doubt.
+    """
+    x = np.asarray(values, dtype=np.float64)
+    if x.size < 2:
+        return 1.0
+    if np.ptp(x) == 0:
+        return 0.0 if x[0] > threshold else 1.0
+    return float(stats.ttest_1samp(x, threshold, alternative="greater").pvalue)
+
+
+def p_within(values, margin: float) -> float:
+    """p of two one-sided t tests against a mean outside ``± margin`` (Schuirmann 1987)."""
+    x = np.asarray(values, dtype=np.float64)
+    return max(p_above(x, -margin), p_above(-x, -margin))
+
+
+def holm(p_values) -> list[float]:
+    """p values of one family, adjusted for their number (Holm 1979)."""
+    if not len(p_values):
+        return []
+    return multipletests(p_values, method="holm")[1].tolist()
 
 
 def recovered(

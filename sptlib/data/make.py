@@ -98,9 +98,7 @@ def expressions(
         taken: digests of expressions that must not come again.
     """
     few = n * grammar.max_length < FEW_SYMBOLS
-    blocks = in_order(
-        partial(_call, listops_blocks.block, grammar, stream), 1 if few else cores()
-    )
+    blocks = in_order(partial(_call, listops_blocks.block, grammar, stream), 1 if few else cores())
     with _bar(n, "row", few) as bar, closing(blocks):
         return listops_blocks.distinct(
             blocks, n, taken, lambda done, total: bar.update(done - bar.n)

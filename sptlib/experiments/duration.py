@@ -131,8 +131,13 @@ def table(results: Sequence[Result]) -> pd.DataFrame:
     found = [rows.assign(flops=_flops(results))] if len(rows) else []
     for r in (r for r in results if r.labels["arm"] == SCRATCH):
         run = r.entry.spec
-        own = [x.entry.spec for x in results if x.labels["arm"] == SPT
-               and x.labels["task"] == r.labels["task"] and x.entry.spec.seed == run.seed]
+        own = [
+            x.entry.spec
+            for x in results
+            if x.labels["arm"] == SPT
+            and x.labels["task"] == r.labels["task"]
+            and x.entry.spec.seed == run.seed
+        ]
         per_step = workload(run).step_flops
         about = {"task": r.labels["task"], "seed": run.seed, "key": r.entry.key}
         read = [(0.0, arm, own[0].n_steps if own else run.n_steps) for arm in (SPT, STEPS, COMPUTE)]

@@ -13,6 +13,7 @@ import pandas as pd
 
 from sptlib.config import Run
 from sptlib.experiments import few_labels, replication, synthetic
+from sptlib.experiments.ablation import QUICK as QUICK
 from sptlib.experiments.ablation import (
     SCRATCH,
     SPT,
@@ -25,7 +26,6 @@ from sptlib.experiments.ablation import (
     seeds_of,
     with_short,
 )
-from sptlib.experiments.ablation import QUICK as QUICK
 from sptlib.experiments.base import Case, Result, with_steps
 from sptlib.transfer import GROUPS as GROUPS
 
@@ -72,7 +72,35 @@ RATES = {
     "text:direction": replication.RATES,
 }
 #: the chosen rates (data/tuning/freezing.csv; a test compares)
-CHOSEN: dict[str, dict[str, float]] = {}
+CHOSEN: dict[str, dict[str, float]] = {
+    "neighbor": {
+        "frozen QK": 0.02,
+        "frozen QKVO": 0.01,
+        "frozen MLP": 0.01,
+        "uniform attention": 0.005,
+        "SPT, then frozen QK": 0.01,
+        "SPT, then frozen QKVO": 0.005,
+        "SPT, then frozen MLP": 0.02,
+    },
+    "image": {
+        "frozen QK": 0.01,
+        "frozen QKVO": 0.02,
+        "frozen MLP": 0.02,
+        "uniform attention": 0.01,
+        "SPT, then frozen QK": 0.02,
+        "SPT, then frozen QKVO": 0.005,
+        "SPT, then frozen MLP": 0.02,
+    },
+    "text:direction": {
+        "frozen QK": 0.005,
+        "frozen QKVO": 0.005,
+        "frozen MLP": 0.005,
+        "uniform attention": 0.005,
+        "SPT, then frozen QK": 0.005,
+        "SPT, then frozen QKVO": 0.005,
+        "SPT, then frozen MLP": 0.005,
+    },
+}
 
 
 def labels_of(preset: str, name: str) -> tuple[int, ...]:
@@ -80,8 +108,9 @@ def labels_of(preset: str, name: str) -> tuple[int, ...]:
     if name != "Image" or preset not in ("smoke", "study"):
         return ()
     own = base_run(preset, name, 0).n_sequences
-    return tuple(n for n in few_labels.LABELS["smoke" if preset == "smoke" else "classroom"]
-                 if n != own)
+    return tuple(
+        n for n in few_labels.LABELS["smoke" if preset == "smoke" else "classroom"] if n != own
+    )
 
 
 def with_labels(base: Run, n_labels: int) -> Run:
@@ -160,8 +189,13 @@ def moved(results: Sequence[Result], store) -> pd.DataFrame:
         if arm == SPT and (shared := store.get(r.entry.spec.pretraining)) is not None:
             about.append(("reconstruction", shared.result))
         rows += [
-            {"task": name, "arm": title, "seed": r.entry.spec.seed, "group": group,
-             "moved": result[f"moved_{group}"]}
+            {
+                "task": name,
+                "arm": title,
+                "seed": r.entry.spec.seed,
+                "group": group,
+                "moved": result[f"moved_{group}"],
+            }
             for title, result in about
             for group in GROUPS
             if f"moved_{group}" in result

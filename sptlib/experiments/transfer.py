@@ -12,6 +12,7 @@ import pandas as pd
 
 from sptlib.config import Run
 from sptlib.experiments import few_labels, replication, synthetic
+from sptlib.experiments.ablation import QUICK as QUICK
 from sptlib.experiments.ablation import (
     SCRATCH,
     SPT,
@@ -24,7 +25,6 @@ from sptlib.experiments.ablation import (
     seeds_of,
     with_short,
 )
-from sptlib.experiments.ablation import QUICK as QUICK
 from sptlib.experiments.base import Case, Result
 
 NAME = "transfer"
@@ -89,7 +89,30 @@ RATES = {
 #: rates of queries and keys and of the MLP on `neighbor` are those of `synthetic`
 SEARCHED_BEFORE = ("QK from SPT", "MLP from SPT")
 #: the chosen rates (data/tuning/transfer.csv; a test compares)
-CHOSEN: dict[str, dict[str, float]] = {}
+CHOSEN: dict[str, dict[str, float]] = {
+    "neighbor": {
+        "VO from SPT": 0.005,
+        "QKVO from SPT": 0.005,
+        "embeddings from SPT": 0.01,
+        "norms from SPT": 0.02,
+    },
+    "image": {
+        "QK from SPT": 0.02,
+        "VO from SPT": 0.01,
+        "QKVO from SPT": 0.02,
+        "MLP from SPT": 0.02,
+        "embeddings from SPT": 0.02,
+        "norms from SPT": 0.02,
+    },
+    "text:direction": {
+        "QK from SPT": 0.001,
+        "VO from SPT": 0.001,
+        "QKVO from SPT": 0.005,
+        "MLP from SPT": 0.002,
+        "embeddings from SPT": 0.002,
+        "norms from SPT": 0.005,
+    },
+}
 #: an arm with more steps takes the same rate
 RATE_OF = {title: title.removesuffix(", longer") for title in LONGER}
 

@@ -40,8 +40,10 @@ def tokenise(text: str) -> np.ndarray:
     if not len(tokens):
         raise ValueError("no expression")
     if (open_lists < 0).any():
-        raise ValueError(f"unbalanced brackets: symbol {int(np.argmin(open_lists >= 0)) + 1} "
-                         "closes what was not opened")
+        raise ValueError(
+            f"unbalanced brackets: symbol {int(np.argmin(open_lists >= 0)) + 1} "
+            "closes what was not opened"
+        )
     if open_lists[-1] != 0:
         raise ValueError(f"unbalanced brackets: {open_lists[-1]} lists are not closed")
     if (open_lists[:-1] == 0).any():

@@ -30,7 +30,6 @@ DIFFICULTIES = {
 }
 
 
-
 def difficulty(contour_length: int) -> str:
     """The folder of a difficulty; the shortest published contours have a name of their own."""
     return DIFFICULTIES.get(contour_length, f"curv_contour_length_{contour_length}")

@@ -48,9 +48,7 @@ def load(path: Path, raw: bytes) -> object:
     except Exception as error:  # where bytes are damaged, any instruction may fail in any way
         cut_off = isinstance(error, EOFError)
         text = "is cut off" if cut_off else "is damaged, or the file is no pickle"
-        raise DataError(
-            path, f"the pickle {text}; download it again", byte=file.tell()
-        ) from error
+        raise DataError(path, f"the pickle {text}; download it again", byte=file.tell()) from error
 
 
 def plain(value: object) -> object:

@@ -91,9 +91,7 @@ def load(config: TextConfig, seed: int) -> TaskData:
         max_len=max(m["x"].shape[1] for m in found.values()),
         vocab_size=len(symbols(config.alphabet)),
         unlabelled=splits["train"],
-        train=labelled_subset(
-            splits["train"], config.n_labels, generator(seed, "text", "labels")
-        ),
+        train=labelled_subset(splits["train"], config.n_labels, generator(seed, "text", "labels")),
         val=splits["val"],
         test=splits["test"],
         classes=CLASSES[config.label],
