@@ -1,37 +1,27 @@
-"""The claims ledger: what Coser et al. (2026) claim, and whether it is so here.
+"""The claims of Coser et al. (2026), each with the question that an experiment can answer.
 
 Each claim has its wording, the experiment that speaks about it, a decision rule that was fixed in
-advance (`sptlib.analysis.decisions`), and a verdict that is computed from stored results: reproduced,
-partly, not, or not run. A claim of which a single result is missing is not run.
+advance (`sptlib.analysis.decisions`), and a verdict that is computed from stored results:
+reproduced, partly, not, or not run. A claim of which a single result is missing is not run.
 
 The wording is this project's, after the paper's abstract and a secondary summary of it; the paper's
 tables were not at hand. Claims whose experiment is not built yet have no question and are not run.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 import pandas as pd
 
 from sptlib import presets
 from sptlib.analysis import decisions
 from sptlib.analysis.decisions import Part
-from sptlib.config import digest
+from sptlib.config import Run
 from sptlib.errors import unknown
-from sptlib.experiments import (
-    duration,
-    get,
-    source,
-    synthetic,
-)
+from sptlib.experiments import duration, get, replication, source, synthetic
 from sptlib.experiments.ablation import SCRATCH, SHORT, SPT, TASKS
-from sptlib.experiments.base import Case, Result
-from sptlib.export import UNREADABLE, Study, is_current
-from sptlib.store import Store
-
-#: the verdicts, from good to none
-VERDICTS = ("reproduced", "partly", "not", "not run")
+from sptlib.experiments.base import Case
 
 ABSTRACT, SUMMARY = "abstract", "secondary summary"
 
@@ -51,6 +41,8 @@ class Claim:
         figure: of that chapter.
         wanted: whether a case's labels belong to it.
         parts: the questions, from the experiment's table of those cases.
+        covers: rows that it is about; where some are not run at a scale, it is partly reproduced
+            at most. Empty = whatever the experiment has.
     """
 
     id: str
@@ -61,8 +53,9 @@ class Claim:
     experiment: str = ""
     page: str = ""
     figure: str = ""
-    wanted: Callable[[Case], bool] = lambda case: True
+    wanted: Callable[[Case, str], bool] = lambda case, preset: True
     parts: Callable[[pd.DataFrame], list[Part]] = lambda table: []
+    covers: tuple[str, ...] = ()
 
     @property
     def code(self) -> str:
@@ -70,49 +63,11 @@ class Claim:
         return f"sptlib/experiments/{self.experiment}.py" if self.experiment else ""
 
     def cases(self, preset: str, seeds: int = 0) -> list[Case]:
-        """The Runs that it is judged by."""
+        """The Runs that it is judged by; arguments as in the experiments."""
         if not self.experiment:
             return []
-        return [case for case in get(self.experiment).cases(preset, seeds) if self.wanted(case)]
-
-
-@dataclass(frozen=True)
-class Judgement:
-    """A claim with its verdict.
-
-    Attributes:
-        claim: which.
-        preset: scale of the Runs.
-        verdict: one of `VERDICTS`.
-        parts: the questions with their answers, p values corrected.
-        seeds: how many seeds, by part of the table: smallest and largest number.
-        missing: Runs that are not stored.
-        devices: on which the Runs were computed.
-    """
-
-    claim: Claim
-    preset: str
-    verdict: str
-    parts: list[Part] = field(default_factory=list)
-    seeds: tuple[int, int] = (0, 0)
-    missing: int = 0
-    devices: tuple[str, ...] = ()
-
-    @property
-    def n(self) -> str:
-        """Number of seeds as text: "10", or "5–10"."""
-        low, high = self.seeds
-        return f"{low}" if low == high else f"{low}–{high}"
-
-    @property
-    def result(self) -> str:
-        """In a line: how many questions hold, or why there is no answer."""
-        if self.verdict == "not run":
-            if not self.claim.experiment:
-                return "the experiment is not built yet"
-            return f"{self.missing} Runs are missing" if self.missing else "no Run belongs to it"
-        asked = [part for part in self.parts if part.asked]
-        return f"{sum(part.holds for part in asked)} of {len(asked)} hold"
+        cases = get(self.experiment).cases(preset, seeds)
+        return [case for case in cases if self.wanted(case, preset)]
 
 
 def _by(table: pd.DataFrame, column: str) -> Iterable[tuple[str, pd.DataFrame]]:
@@ -184,11 +139,14 @@ def _plateau(table: pd.DataFrame) -> list[Part]:
     ]  # fmt: skip
 
 
-def _own_layers(case: Case) -> bool:
-    return case.labels["layers"] == _own[case.labels["task"]]
+def _own(case: Case, preset: str) -> Run:
+    """The preset's Run of a case's row, which has the row's own depth and number of labels."""
+    return presets.get(preset, TASKS[case.labels["task"]])
 
 
-_own = {name: presets.get("study", recipe).model.n_layers for name, recipe in TASKS.items()}
+def _own_depth(case: Case, preset: str) -> bool:
+    return case.labels["layers"] == _own(case, preset).model.n_layers
+
 
 _GAIN = (
     f"gain over scratch at equal total steps: above 0 (p < {decisions.ALPHA}, Holm) and at least "
@@ -198,6 +156,7 @@ _SHARE = (
     f"share of SPT's gain: at least {decisions.SHARE} (p < {decisions.ALPHA}, Holm), on tasks "
     "where the gain's interval excludes 0"
 )
+_LRA = tuple(name for name in replication.TASKS if name != "Text, direction")
 _LATER = "an experiment of the chapters on mechanism and theory"
 
 CLAIMS: tuple[Claim, ...] = (
@@ -210,8 +169,9 @@ CLAIMS: tuple[Claim, ...] = (
         "replication",
         "04_replication",
         "fig-replication-study",
-        wanted=lambda case: case.labels["task"] != "Text, direction",
+        wanted=lambda case, preset: case.labels["task"] in _LRA,
         parts=_replication,
+        covers=_LRA,
     ),
     Claim(
         "C2",
@@ -222,7 +182,7 @@ CLAIMS: tuple[Claim, ...] = (
         "depth",
         "06_depth",
         "fig-depth",
-        wanted=lambda case: case.labels["layers"] == 1,
+        wanted=lambda case, preset: case.labels["layers"] == 1,
         parts=_replication,
     ),
     Claim(
@@ -234,7 +194,7 @@ CLAIMS: tuple[Claim, ...] = (
         "source",
         "07_source",
         "fig-source-matrix",
-        wanted=lambda case: case.labels["arm"] not in (SPT, source.ITSELF, *source.NOISE),
+        wanted=lambda case, preset: case.labels["arm"] not in (SPT, source.ITSELF, *source.NOISE),
         parts=_sources,
     ),
     Claim(
@@ -261,9 +221,9 @@ CLAIMS: tuple[Claim, ...] = (
         "freezing",
         "08_freezing",
         "fig-freezing",
-        wanted=lambda case: (
+        wanted=lambda case, preset: (
             case.labels["arm"] in (SCRATCH, SPT, "frozen QKVO")
-            and case.labels["labels"] == _labels(case)
+            and case.labels["labels"] == _own(case, preset).n_sequences
         ),
         parts=_frozen,
     ),
@@ -276,8 +236,8 @@ CLAIMS: tuple[Claim, ...] = (
         "transfer",
         "09_transfer",
         "fig-transfer",
-        wanted=lambda case: (
-            case.labels["arm"] in (SCRATCH, SPT, "QKVO from SPT") and _own_layers(case)
+        wanted=lambda case, preset: (
+            case.labels["arm"] in (SCRATCH, SPT, "QKVO from SPT") and _own_depth(case, preset)
         ),
         parts=_shares("QKVO from SPT"),
     ),
@@ -290,7 +250,7 @@ CLAIMS: tuple[Claim, ...] = (
         "transfer",
         "09_transfer",
         "fig-transfer",
-        wanted=lambda case: (
+        wanted=lambda case, preset: (
             case.labels["arm"] in (SCRATCH, SPT, "QK from SPT") and case.labels["layers"] == 1
         ),
         parts=_shares("QK from SPT"),
@@ -305,8 +265,8 @@ CLAIMS: tuple[Claim, ...] = (
         "transfer",
         "09_transfer",
         "fig-transfer",
-        wanted=lambda case: (
-            case.labels["arm"] in (SCRATCH, SPT, "MLP from SPT") and _own_layers(case)
+        wanted=lambda case, preset: (
+            case.labels["arm"] in (SCRATCH, SPT, "MLP from SPT") and _own_depth(case, preset)
         ),
         parts=_mlp,
     ),
@@ -352,7 +312,7 @@ CLAIMS: tuple[Claim, ...] = (
         "synthetic",
         "01_synthetic",
         "fig-synthetic-data",
-        wanted=lambda case: case.labels["arm"] in (SCRATCH, *synthetic.DATA_ARMS),
+        wanted=lambda case, preset: case.labels["arm"] in (SCRATCH, *synthetic.DATA_ARMS),
         parts=_plateau,
     ),
     Claim(
@@ -365,109 +325,9 @@ CLAIMS: tuple[Claim, ...] = (
 )
 
 
-def _labels(case: Case) -> int:
-    """The number of labels that a case's row has of its own."""
-    recipe = TASKS[case.labels["task"]]
-    for preset in presets.PRESETS:
-        own = presets.get(preset, recipe)
-        if type(own.task) is type(case.run.task) and own.task.n_train == case.run.task.n_train:
-            return own.n_sequences
-    return case.run.n_sequences
-
-
 def find(name: str) -> Claim:
     """A claim by its id; raises `ConfigError` with a suggestion."""
     known = {claim.id: claim for claim in CLAIMS}
     if name.upper() not in known:
         raise unknown("claim", name, known)
     return known[name.upper()]
-
-
-class Lookup:
-    """Stored results by configuration, without generating data for what is not there.
-
-    Args:
-        place: a run store, or exported results.
-    """
-
-    def __init__(self, place: Store | Study):
-        self.place = place
-        self._known: set[str] = set()
-        for entry in place.entries():
-            try:
-                if is_current(entry):
-                    self._known.add(digest(entry.spec))
-            except UNREADABLE:  # damaged: its claim is not run
-                continue
-
-    def get(self, run):
-        """The stored result, or None."""
-        return self.place.get(run) if digest(run) in self._known else None
-
-
-def judge(claim: Claim, lookup: Lookup, preset: str, seeds: int = 0) -> Judgement:
-    """The verdict on a claim from stored results; nothing is computed.
-
-    Args:
-        claim: of `CLAIMS`.
-        lookup: where results are.
-        preset: scale of the Runs.
-        seeds: seeds 0 … n−1; 0 = the preset's number.
-    """
-    cases = claim.cases(presets.check(preset), seeds)
-    found = [(case, lookup.get(case.run)) for case in cases]
-    missing = sum(entry is None for _, entry in found)
-    if not cases or missing:
-        return Judgement(claim, preset, "not run", missing=missing)
-    results = [Result(case.labels, entry) for case, entry in found]
-    table = get(claim.experiment).table(results)
-    parts = decisions.decide(claim.parts(table))
-    n = [part.effect.n for part in parts]
-    devices = tuple(sorted({r.entry.environment["device"] for r in results}))
-    return Judgement(
-        claim, preset, decisions.verdict(parts), parts, (min(n), max(n)), devices=devices
-    )
-
-
-def ledger(
-    place: Store | Study, preset: str, seeds: int = 0, only: Sequence[str] = ()
-) -> list[Judgement]:
-    """The verdict on every claim, or on some by id; arguments as in `judge`."""
-    lookup = Lookup(place)
-    wanted = [find(name) for name in only] or CLAIMS
-    return [judge(claim, lookup, preset, seeds) for claim in wanted]
-
-
-def table(judgements: Sequence[Judgement]) -> pd.DataFrame:
-    """A row per claim: id, claim, verdict, result, seeds, scale."""
-    rows: list[Mapping] = [
-        {
-            "id": j.claim.id,
-            "claim": j.claim.text,
-            "verdict": j.verdict,
-            "result": j.result,
-            "seeds": j.n if j.parts else "–",
-            "scale": j.preset,
-        }
-        for j in judgements
-    ]
-    return pd.DataFrame(rows).set_index("id")
-
-
-def details(judgements: Sequence[Judgement]) -> pd.DataFrame:
-    """A row per question: id, where, question, effect, seeds, corrected p, answer."""
-    rows = [
-        {
-            "id": j.claim.id,
-            "where": part.where,
-            "question": part.question,
-            "effect": part.text,
-            "seeds": part.effect.n,
-            "p": f"{part.p:.3g}" if part.asked else "–",
-            "answer": ("yes" if part.holds else "no") if part.asked else "not asked",
-        }
-        for j in judgements
-        for part in j.parts
-    ]
-    columns = ["id", "where", "question", "effect", "seeds", "p", "answer"]
-    return pd.DataFrame(rows, columns=columns).set_index("id")

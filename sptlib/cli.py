@@ -8,6 +8,7 @@ import click
 
 from sptlib import __version__
 from sptlib import cli_options as options
+from sptlib.cli_claims import claims
 from sptlib.cli_cost import cost
 from sptlib.cli_data import data
 from sptlib.cli_runs import runs
@@ -86,7 +87,7 @@ def run(notebooks, given, preset, seeds, store, if_changed) -> None:
         click.echo(f"{done} ({time.monotonic() - started:.0f} s)")
 
 
-for command in (train, sweep, data, runs, cost):
+for command in (train, sweep, data, runs, claims, cost):
     main.add_command(command)
 
 

@@ -25,8 +25,8 @@ def mimetic(q: nn.Linear, k: nn.Linear, v: nn.Linear, o: nn.Linear, n_heads: int
     """The closed form of Trockman & Kolter (2023): attention to what is alike, values that correct.
 
     Of each head, W_Qᵀ W_K ≈ 0.7 Z + 0.7 I, in rank K the best approximation; of all heads together,
-    W_O W_V ≈ 0.4 Z − 0.4 I. Z has entries from N(0, 1/D), D = width, K = D / heads. Biases of queries
-    and keys are zero, so that scores are what the products say.
+    W_O W_V ≈ 0.4 Z − 0.4 I. Z has entries from N(0, 1/D), D = width, K = D / heads. Biases of
+    queries and keys are zero, so that scores are what the products say.
 
     Args:
         q: weight (D, D), one head after the other, changed in place; k, v and o likewise.

@@ -355,7 +355,7 @@ def _fresh(task, data: TaskData) -> Callable | None:
 
 
 def _summary(state: State) -> dict:
-    """Steps taken, the best evaluation, and of the end: training loss (mean of ≤ 100 steps), and how
+    """Steps taken, the best evaluation; of the end, the training loss (mean of ≤ 100 steps) and how
     far each parameter group has moved."""
     losses = [line["loss"] for line in state.log if "loss" in line]
     best = next(x for x in state.log if x["step"] == state.best_step and "best" in x)

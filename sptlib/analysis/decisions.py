@@ -1,8 +1,8 @@
 """Decision rules: one question about one row of an experiment's table, answered from its seeds.
 
-The rules and their margins were fixed before the ablations were run. Effects are differences of test
-accuracy, paired by seed; p values are those of one-sided t tests, and of the parts of one claim they
-are corrected for their number (Holm 1979).
+The rules and their margins were fixed before the ablations were run. Effects are differences of
+test accuracy, paired by seed; p values are those of one-sided t tests, and of the parts of one
+claim they are corrected for their number (Holm 1979).
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,8 @@
 """What the ablations share: their tasks, the Run that each starts from, and its arms.
 
-Every ablation takes the tasks of `replication` and both variants of `neighbor`; it changes one thing
-about SPT, or about training from scratch, and leaves all else as it is there, so that arms which two
-experiments have in common are the same Runs and are computed once.
+Every ablation takes the tasks of `replication` and both variants of `neighbor`; it changes one
+thing about SPT, or about training from scratch, and leaves all else as it is there, so that arms
+which two experiments have in common are the same Runs and are computed once.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,7 +23,7 @@ TASKS: dict[str, str] = {**dict.fromkeys(NEIGHBOR, "neighbor"), **replication.TA
 #: accuracy of guessing, by row
 CHANCE = {**dict.fromkeys(NEIGHBOR, synthetic.CHANCE), **replication.CHANCE}
 #: rows whose trainings take less than half a minute on a CPU core; the ablations' default
-QUICK = (*NEIGHBOR, "Image", "Text, direction")
+QUICK = (*NEIGHBOR, *replication.QUICK)
 #: the published depth of each recipe's model (Amos et al. 2024); `neighbor` has none
 PUBLISHED_LAYERS = {
     recipe: presets.paper(recipe).model.n_layers for recipe in replication.TASKS.values()
@@ -56,7 +56,7 @@ def check(task: str, default: Sequence[str]) -> tuple[str, ...]:
 
 
 def seeds_of(name: str, preset: str, seeds: int = 0) -> range:
-    """Seeds of a row: 0 … n−1; 0 = the preset's number, in a study five where a training is long."""
+    """Seeds 0 … n−1 of a row; 0 = the preset's number, in a study five for long trainings."""
     long = replication.N_SEEDS if name not in QUICK else presets.N_SEEDS
     return seed_list(seeds or long[presets.check(preset)])
 

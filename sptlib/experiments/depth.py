@@ -1,8 +1,8 @@
 """06: is the gain a matter of depth?
 
 SPT and training from scratch at several depths, from one layer up to the published depth of each
-task's model (Amos et al. 2024) in a study. Coser et al. (2026) report substantial gains with a single
-layer.
+task's model (Amos et al. 2024) in a study. Coser et al. (2026) report substantial gains with a
+single layer.
 """
 
 from collections.abc import Sequence

@@ -1,9 +1,9 @@
 """05: how long must pretraining be?
 
 Pretraining of several lengths, each followed by the same training from labels. Beside each, what
-training from scratch has reached after as many steps as both stages take together, and after as much
-compute: both are read off one training from scratch, whose rate is constant. Coser et al. (2026)
-try 1, 10, 50, 100 and 200 epochs; smaller presets take the same shares of their own length.
+training from scratch has reached after as many steps as both stages take together, and after as
+much compute: both are read off one training from scratch, whose rate is constant. Coser et al.
+(2026) try 1, 10, 50, 100 and 200 epochs; smaller presets take the same shares of their own length.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,8 @@
 """08: do labels use the attention weights at all?
 
 Parts of the network are frozen while it is trained from labels: at their random start, or as SPT
-left them. On images with few labels, also for several numbers of labels and beside attention that is
-exactly uniform: if frozen random attention helps there, is it because it is random or because it
+left them. On images with few labels, also for several numbers of labels and beside attention that
+is exactly uniform: if frozen random attention helps there, is it because it is random or because it
 hardly attends? Every training also records how far each parameter group has moved.
 """
 

@@ -1,10 +1,10 @@
 """07: whose data must be reconstructed?
 
-Pretraining on the inputs of one task, training from the labels of another. What fits is transferred;
-embeddings belong to the symbols of a task and are always initialised anew, and so is the classifier.
-Two sources are noise: one in which a token tends to repeat the last one, and one without any
-structure. If pretraining teaches attention to look at near positions, the first should do and the
-second should not (Coser et al. 2026 report a gain on CIFAR-10 from Pathfinder).
+Pretraining on the inputs of one task, training from the labels of another. What fits is
+transferred; embeddings belong to the symbols of a task and are always initialised anew, and so is
+the classifier. Two sources are noise: one in which a token tends to repeat the last one, and one
+without any structure. If pretraining teaches attention to look at near positions, the first should
+do and the second should not (Coser et al. 2026 report a gain on CIFAR-10 from Pathfinder).
 """
 
 from collections.abc import Sequence

@@ -1,0 +1,174 @@
+"""The claims ledger: a verdict on each claim, computed from stored results.
+
+A claim is reproduced, partly reproduced, not reproduced, or not run; it is not run if a single
+result that it needs is missing. Nothing is computed here but statistics.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import pandas as pd
+
+from sptlib import presets
+from sptlib.analysis import decisions
+from sptlib.analysis.decisions import Part
+from sptlib.claims import CLAIMS, Claim, find
+from sptlib.config import Run, digest
+from sptlib.experiments import get
+from sptlib.experiments.base import Result
+from sptlib.export import UNREADABLE, Shipped, Study, is_current
+from sptlib.store import Entry, Store
+
+#: the verdicts, from good to none
+VERDICTS = ("reproduced", "partly", "not", "not run")
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """A claim with its verdict.
+
+    Attributes:
+        claim: which.
+        preset: scale of the Runs.
+        verdict: one of `VERDICTS`.
+        parts: the questions with their answers, p values corrected.
+        seeds: how many seeds, by part of the table: smallest and largest number.
+        missing: Runs that are not stored.
+        left_out: rows that the claim is about and that this scale does not have.
+        devices: on which the Runs were computed.
+    """
+
+    claim: Claim
+    preset: str
+    verdict: str
+    parts: list[Part] = field(default_factory=list)
+    seeds: tuple[int, int] = (0, 0)
+    missing: int = 0
+    left_out: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ()
+
+    @property
+    def n(self) -> str:
+        """Number of seeds as text: "10", or "5–10"."""
+        low, high = self.seeds
+        return f"{low}" if low == high else f"{low}–{high}"
+
+    @property
+    def result(self) -> str:
+        """In a line: how many questions hold, or why there is no answer."""
+        if self.verdict == "not run":
+            if not self.claim.experiment:
+                return "the experiment is not built yet"
+            return f"{self.missing} Runs are missing" if self.missing else "no Run belongs to it"
+        asked = [part for part in self.parts if part.asked]
+        text = f"{sum(part.holds for part in asked)} of {len(asked)} hold"
+        if len(asked) < len(self.parts):
+            text += f"; {len(self.parts) - len(asked)} have no gain to share"
+        if self.left_out:
+            text += f"; {', '.join(self.left_out)} not run at this scale"
+        return text
+
+
+class Lookup:
+    """Stored results by configuration, without generating data for what is not there.
+
+    Args:
+        place: a run store, or exported results.
+    """
+
+    def __init__(self, place: Store | Study):
+        self.place = place
+        self._known: set[str] = set()
+        for entry in place.entries():
+            try:
+                if is_current(entry):
+                    self._known.add(digest(entry.spec))
+            except UNREADABLE:  # damaged: its claim is not run
+                continue
+
+    def get(self, run: Run) -> Entry | Shipped | None:
+        """The stored result, or None."""
+        return self.place.get(run) if digest(run) in self._known else None
+
+
+def judge(claim: Claim, lookup: Lookup, preset: str, seeds: int = 0) -> Judgement:
+    """The verdict on a claim from stored results; nothing is computed.
+
+    Args:
+        claim: of `CLAIMS`.
+        lookup: where results are.
+        preset: scale of the Runs.
+        seeds: seeds 0 … n−1; 0 = the preset's number.
+    """
+    cases = claim.cases(presets.check(preset), seeds)
+    found = [(case, lookup.get(case.run)) for case in cases]
+    missing = sum(entry is None for _, entry in found)
+    if not cases or missing:
+        return Judgement(claim, preset, "not run", missing=missing)
+    results = [Result(case.labels, entry) for case, entry in found]
+    table = get(claim.experiment).table(results)
+    parts = decisions.decide(claim.parts(table))
+    verdict = decisions.verdict(parts)
+    left_out = tuple(name for name in claim.covers if name not in {part.where for part in parts})
+    if left_out and verdict == "reproduced":
+        verdict = "partly"
+    n = [part.effect.n for part in parts]
+    devices = tuple(sorted({r.entry.environment["device"] for r in results}))
+    return Judgement(
+        claim,
+        preset,
+        verdict,
+        parts,
+        (min(n), max(n)),
+        left_out=left_out,
+        devices=devices,
+    )
+
+
+def ledger(
+    place: Store | Study, preset: str, seeds: int = 0, only: Sequence[str] = ()
+) -> list[Judgement]:
+    """The verdict on every claim, or on some by id; arguments as in `judge`."""
+    lookup = Lookup(place)
+    wanted = [find(name) for name in only] or CLAIMS
+    return [judge(claim, lookup, preset, seeds) for claim in wanted]
+
+
+def table(judgements: Sequence[Judgement]) -> pd.DataFrame:
+    """A row per claim: id, claim, verdict, result, seeds, scale."""
+    rows: list[Mapping] = [
+        {
+            "id": j.claim.id,
+            "claim": j.claim.text,
+            "verdict": j.verdict,
+            "result": j.result,
+            "seeds": j.n if j.parts else "–",
+            "scale": j.preset,
+        }
+        for j in judgements
+    ]
+    return pd.DataFrame(rows).set_index("id")
+
+
+def details(judgements: Sequence[Judgement]) -> pd.DataFrame:
+    """A row per question: id, where, question, effect, seeds, corrected p, answer."""
+    rows = [
+        {
+            "id": j.claim.id,
+            "where": part.where,
+            "question": part.question,
+            "effect": part.text,
+            "seeds": part.effect.n,
+            "p": f"{part.p:.3g}" if part.asked else "–",
+            "answer": ("yes" if part.holds else "no") if part.asked else "not asked",
+        }
+        for j in judgements
+        for part in j.parts
+    ]
+    columns = ["id", "where", "question", "effect", "seeds", "p", "answer"]
+    return pd.DataFrame(rows, columns=columns).set_index("id")
+
+
+def counts(judgements: Sequence[Judgement]) -> dict[str, int]:
+    """How many claims have each verdict, in the order of `VERDICTS`."""
+    return {name: sum(j.verdict == name for j in judgements) for name in VERDICTS}
