@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from sptlib import presets
-from sptlib.analysis import decisions
+from sptlib.analysis import decisions, stats
 from sptlib.analysis.decisions import Part
 from sptlib.config import Run
 from sptlib.errors import unknown
@@ -32,6 +32,7 @@ class Claim:
 
     Attributes:
         id: C1 … C14.
+        short: the claim in a few words.
         text: what is claimed, in this project's words.
         said: where the paper says it.
         experiment: whose Runs it needs; "" = not built yet.
@@ -46,6 +47,7 @@ class Claim:
     """
 
     id: str
+    short: str
     text: str
     said: str
     metric: str
@@ -80,17 +82,11 @@ def _replication(table: pd.DataFrame) -> list[Part]:
 
 def _sources(table: pd.DataFrame) -> list[Part]:
     return [
-        decisions.gain(_common(rows, name, SCRATCH), name, SCRATCH, f"{target} ← {name}")
+        decisions.gain(stats.common(rows, name, SCRATCH), name, SCRATCH, f"{target} ← {name}")
         for target, rows in _by(table, "task")
         for name in source.SOURCES
         if name in set(rows["arm"]) and name not in source.NOISE
     ]
-
-
-def _common(rows: pd.DataFrame, *arms: str) -> pd.DataFrame:
-    """The rows of seeds that all these arms have: a slow arm has fewer."""
-    seeds = set.intersection(*(set(rows.loc[rows["arm"] == arm, "seed"]) for arm in arms))
-    return rows[rows["seed"].isin(seeds)]
 
 
 def _lengths(table: pd.DataFrame) -> list[Part]:
@@ -162,6 +158,7 @@ _LATER = "an experiment of the chapters on mechanism and theory"
 CLAIMS: tuple[Claim, ...] = (
     Claim(
         "C1",
+        "SPT beats scratch on the five LRA tasks",
         "SPT beats training from scratch on ListOps, Image, Pathfinder, Retrieval and Text",
         f"{ABSTRACT}; {SUMMARY}, Methodology",
         "test accuracy, SPT − scratch",
@@ -175,6 +172,7 @@ CLAIMS: tuple[Claim, ...] = (
     ),
     Claim(
         "C2",
+        "one layer is enough for the gain",
         "the gain is already substantial with a single layer: depth is not the point",
         f"{ABSTRACT}; {SUMMARY}, Finding 1, Depth Independence",
         "test accuracy with one layer, SPT − scratch",
@@ -187,6 +185,7 @@ CLAIMS: tuple[Claim, ...] = (
     ),
     Claim(
         "C3",
+        "another task's data do as well",
         "gains persist if the pretraining saw another task's data",
         f"{SUMMARY}, Finding 1, Data Agnosticism",
         "test accuracy, pretrained elsewhere − scratch",
@@ -199,6 +198,7 @@ CLAIMS: tuple[Claim, ...] = (
     ),
     Claim(
         "C4",
+        "a short pretraining is enough",
         "gains are significant after as few as 10 of 200 epochs, sometimes after one",
         f"{SUMMARY}, Finding 1, Short Duration",
         "test accuracy after a part of the pretraining, SPT − scratch",
@@ -211,6 +211,7 @@ CLAIMS: tuple[Claim, ...] = (
     ),
     Claim(
         "C5",
+        "frozen random attention ≈ scratch ≪ SPT",
         "attention frozen at its random start changes little when training from labels, or helps, "
         "and stays far below SPT",
         f"{SUMMARY}, Finding 2, Freezing Experiments",
@@ -229,6 +230,7 @@ CLAIMS: tuple[Claim, ...] = (
     ),
     Claim(
         "C6",
+        "attention weights carry most of the gain",
         "the attention weights alone (W_Q, W_K, W_V, W_O) recover most of the gain",
         f"{SUMMARY}, Finding 2, Hybrid Initialization",
         "test accuracy, (QKVO from SPT − scratch) / (SPT − scratch)",
@@ -243,6 +245,7 @@ CLAIMS: tuple[Claim, ...] = (
     ),
     Claim(
         "C7",
+        "W_Q, W_K alone carry it with one layer",
         "with one layer, W_Q and W_K alone are enough",
         f"{SUMMARY}, Finding 2, Hybrid Initialization",
         "test accuracy with one layer, (QK from SPT − scratch) / (SPT − scratch)",
@@ -257,6 +260,7 @@ CLAIMS: tuple[Claim, ...] = (
     ),
     Claim(
         "C8",
+        "the MLP's weights bring nothing",
         "the MLP's weights alone bring next to nothing",
         f"{SUMMARY}, Finding 2, Hybrid Initialization",
         "test accuracy, MLP from SPT − scratch after as many label steps",
@@ -272,6 +276,7 @@ CLAIMS: tuple[Claim, ...] = (
     ),
     Claim(
         "C9",
+        "SPT makes attention look near",
         "after SPT, attention prefers near positions and is strongly diagonal, like ALiBi or RoPE, "
         "but learned",
         f"{ABSTRACT}; {SUMMARY}, Finding 3",
@@ -280,6 +285,7 @@ CLAIMS: tuple[Claim, ...] = (
     ),
     Claim(
         "C10",
+        "W_Q, W_K undo absolute positions",
         "W_Q and W_K undo the added sinusoids: absolute positions become distances",
         f"{ABSTRACT}; {SUMMARY}, Finding 3",
         "share of the position–position scores that depends on distance alone",
@@ -287,6 +293,7 @@ CLAIMS: tuple[Claim, ...] = (
     ),
     Claim(
         "C11",
+        "labels do not find this structure",
         "labels alone do not find this structure, on a minimal binary task with one layer and 100 "
         "tokens",
         f"{SUMMARY}, Finding 3",
@@ -295,6 +302,7 @@ CLAIMS: tuple[Claim, ...] = (
     ),
     Claim(
         "C12",
+        "the label gradient is blind to it (theory)",
         "theory: at uniform attention, with mean pooling, the label loss has no gradient along "
         "patterns orthogonal to the all-ones vector; the reconstruction loss has",
         f"{ABSTRACT}; {SUMMARY}, Finding 4",
@@ -303,6 +311,7 @@ CLAIMS: tuple[Claim, ...] = (
     ),
     Claim(
         "C13",
+        "the bottleneck is optimisation",
         "the bottleneck is optimisation: from scratch the training loss stays where guessing is, "
         "also with ten times the data or fresh sequences at every step",
         f"{ABSTRACT}; {SUMMARY}, Finding 1",
@@ -317,6 +326,7 @@ CLAIMS: tuple[Claim, ...] = (
     ),
     Claim(
         "C14",
+        "labels keep or sharpen the structure",
         "training from labels builds on the structure: it is kept or sharpened",
         f"{SUMMARY}, Significance",
         "attention mass near the query, after SPT and after labels",

@@ -235,7 +235,7 @@ def _leave(faults: list[str]) -> None:
     "--metrics-only",
     is_flag=True,
     help="Configurations, results, thinned logs and environments as JSON lines, with a checksum "
-    "in manifest.json beside: what is shipped in data/study/.",
+    "in manifest.json beside: what is shipped in data/study/. FILE ends in .jsonl or .jsonl.gz.",
 )
 @experiment
 @options.preset
@@ -249,8 +249,10 @@ def runs_export(file, log, pretrainings, metrics_only, experiment, preset, seeds
     from sptlib import experiments, export, tables
     from sptlib.experiments import base
 
-    if metrics_only and (log or file.suffix != ".jsonl"):
-        raise ConfigError(f"{file}: --metrics-only writes a .jsonl, which holds thinned logs")
+    if metrics_only and (log or not file.name.endswith((".jsonl", ".jsonl.gz"))):
+        raise ConfigError(
+            f"{file}: --metrics-only writes a .jsonl or .jsonl.gz, which holds thinned logs"
+        )
     if not metrics_only:
         tables.check(file)
     place = export.opened(store)

@@ -6,6 +6,7 @@ store, and is never written to; entries are found again by their configuration a
 data have to be generated to look at them.
 """
 
+import gzip
 import hashlib
 import json
 import os
@@ -122,7 +123,10 @@ def thinned(metrics: Sequence[dict]) -> list[dict]:
 
 
 def write(path: Path, entries: Iterable["Entry | Shipped"]) -> int:
-    """Write entries to a file and its checksum to the manifest beside it; returns how many."""
+    """Write entries to a file and its checksum to the manifest beside it; returns how many.
+
+    A name that ends in ``.gz`` is compressed.
+    """
     return write_rows(path, [row(entry) for entry in entries])
 
 
@@ -130,6 +134,8 @@ def write_rows(path: Path, rows: Sequence[dict]) -> int:
     """The same for what `row` gave."""
     rows = sorted(rows, key=lambda row: row["key"])
     content = "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows).encode()
+    if path.suffix == ".gz":
+        content = gzip.compress(content, mtime=0)  # the same rows give the same bytes
     manifest = path.with_name(MANIFEST)
     known = _sums(manifest) if manifest.is_file() else {}
     with writing(path) as file:
@@ -244,7 +250,8 @@ class Study:
                     )
                 )
                 continue
-            for number, line in enumerate(content.splitlines(), 1):
+            lines = gzip.decompress(content) if path.suffix == ".gz" else content
+            for number, line in enumerate(lines.splitlines(), 1):
                 try:
                     entry = Shipped(json.loads(line), path)
                     if is_current(entry):

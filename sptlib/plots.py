@@ -45,7 +45,28 @@ def use_style() -> None:
     )
 
 
-def _finished(figure: Figure) -> Figure:
+#: colours of arms without one of their own
+MORE_COLOURS = (
+    "#0072B2",
+    "#E69F00",
+    "#009E73",
+    "#CC79A7",
+    "#56B4E9",
+    "#D55E00",
+    "#999933",
+    "#882255",
+)
+
+
+def arm_colours(arms: Sequence[str]) -> dict[str, str]:
+    """A colour for each arm: its own, or one that no other of them has, as far as they go."""
+    found = {arm: ARM_COLOURS[arm] for arm in arms if arm in ARM_COLOURS}
+    free = [colour for colour in MORE_COLOURS if colour not in found.values()] or MORE_COLOURS
+    others = [arm for arm in arms if arm not in found]
+    return found | {arm: free[i % len(free)] for i, arm in enumerate(others)}
+
+
+def finished(figure: Figure) -> Figure:
     """Take a figure out of pyplot's hands: a notebook would show it a second time."""
     plt.close(figure)
     return figure
@@ -73,11 +94,13 @@ def arms(
         per_row: most panels in a row.
     """
     use_style()
-    panels = list(dict.fromkeys(table[facet]))
+    names = list(dict.fromkeys(table[facet]))
+    order = [arm for arm in order if arm in set(table["arm"])]
+    colours = arm_colours(order)
     height = 0.42 * len(order) + 1.2
-    width = 4.2 + 1 / min(len(panels), per_row)
-    fig, axes = _panels(len(panels), per_row, (width, height), sharey="row")
-    for ax, panel in zip(axes, panels, strict=True):
+    width = 4.2 + 1 / min(len(names), per_row)
+    fig, axes = panels(len(names), per_row, (width, height), sharey="row")
+    for ax, panel in zip(axes, names, strict=True):
         rows = table[table[facet] == panel]
         sns.stripplot(
             rows,
@@ -87,7 +110,7 @@ def arms(
             hue="arm",
             hue_order=order,
             ax=ax,
-            palette=ARM_COLOURS,
+            palette=colours,
             size=7,
             alpha=0.75,
             jitter=0.18,
@@ -101,7 +124,7 @@ def arms(
         if at is not None:
             ax.axvline(at, color="grey", ls="--", lw=1)
         ax.set(title=f"{facet} {panel}", xlabel=label, ylabel="")
-    return _finished(fig)
+    return finished(fig)
 
 
 def curves(
@@ -141,11 +164,11 @@ def curves(
         ax.axhline(chance, color="grey", ls="--", lw=1, label=chance_label)
     ax.set(xlabel="step", ylabel=ylabel, title=title, ylim=(0, None))
     ax.legend(fontsize="small")
-    return _finished(ax.figure) if alone else ax.figure
+    return finished(ax.figure) if alone else ax.figure
 
 
 def curve_panels(
-    panels: dict[str, dict[str, Sequence[pd.DataFrame]]],
+    series: dict[str, dict[str, Sequence[pd.DataFrame]]],
     *,
     per_row: int = 4,
     chance: float | Mapping[str, float] | None = None,
@@ -154,21 +177,21 @@ def curve_panels(
     """`curves`, one panel beside the other; those of a row have a common vertical axis.
 
     Args:
-        panels: what `curves` takes, by title.
+        series: what `curves` takes, by title.
         per_row: most panels in a row.
         chance: value of guessing, the same for all or by title.
         **options: of `curves`.
     """
     use_style()
     one = not isinstance(chance, Mapping)
-    fig, axes = _panels(len(panels), per_row, (4.4, 3.6), sharey="row" if one else "none")
-    for ax, (title, series) in zip(axes, panels.items(), strict=True):
+    fig, axes = panels(len(series), per_row, (4.4, 3.6), sharey="row" if one else "none")
+    for ax, (title, some) in zip(axes, series.items(), strict=True):
         value = chance if one else chance[title]
-        curves(series, ax=ax, title=title, chance=value, **options)
-    return _finished(fig)
+        curves(some, ax=ax, title=title, chance=value, **options)
+    return finished(fig)
 
 
-def _panels(n: int, per_row: int, size: tuple[float, float], **options) -> tuple[Figure, list]:
+def panels(n: int, per_row: int, size: tuple[float, float], **options) -> tuple[Figure, list]:
     """A figure with n panels of this size (inches), and its axes in reading order."""
     n_rows, n_columns = -(-n // per_row), min(n, per_row)
     shape = (size[0] * n_columns, size[1] * n_rows)
@@ -194,7 +217,7 @@ def attention_maps(maps: dict[str, Tensor], n_positions: int = 40) -> Figure:
         ax.set(title=title, xlabel="key position", ylabel="query position")
         ax.grid(visible=False)
     fig.colorbar(image, ax=axes[0].tolist(), shrink=0.8, label="attention weight")
-    return _finished(fig)
+    return finished(fig)
 
 
 def by_distance(profiles: dict[str, tuple[list[int], list[float]]], uniform: float) -> Figure:
@@ -211,7 +234,7 @@ def by_distance(profiles: dict[str, tuple[list[int], list[float]]], uniform: flo
     ax.axhline(uniform, color="grey", ls="--", lw=1, label="uniform")
     ax.set(xlabel="distance of the key from the query", ylabel="mean attention weight")
     ax.legend()
-    return _finished(fig)
+    return finished(fig)
 
 
 def against_labels(table: pd.DataFrame, order: Sequence[str]) -> Figure:
@@ -252,7 +275,7 @@ def against_labels(table: pd.DataFrame, order: Sequence[str]) -> Figure:
     ax.set_xticks(ticks, [str(t) for t in ticks])
     ax.minorticks_off()
     ax.legend()
-    return _finished(fig)
+    return finished(fig)
 
 
 def image_rows(rows: dict[str, tuple[np.ndarray, np.ndarray | None]], side: int) -> Figure:
@@ -274,7 +297,7 @@ def image_rows(rows: dict[str, tuple[np.ndarray, np.ndarray | None]], side: int)
             ax.set(xticks=[], yticks=[])
             ax.grid(visible=False)
         line[0].set_ylabel(title, rotation=0, ha="right", va="center")
-    return _finished(fig)
+    return finished(fig)
 
 
 def expression_tree(tokens: Sequence[str], close: str = "X") -> Figure:
@@ -301,7 +324,7 @@ def expression_tree(tokens: Sequence[str], close: str = "X") -> Figure:
         )  # fmt: skip
     ax.set(xlim=(-1, max(x for x, _ in place) + 1), ylim=(-depth + 0.4, 0.6))
     ax.axis("off")
-    return _finished(fig)
+    return finished(fig)
 
 
 def _tree(tokens: Sequence[str], close: str) -> tuple[list, list, int]:
@@ -336,10 +359,10 @@ def labelled_images(images: np.ndarray, titles: Sequence[str], per_row: int = 5)
     """
     use_style()
     side = round(images.shape[1] ** 0.5)
-    fig, axes = _panels(len(images), per_row, (1.6, 1.9))
+    fig, axes = panels(len(images), per_row, (1.6, 1.9))
     for ax, image, title in zip(axes, images, titles, strict=True):
         ax.imshow(image.reshape(side, side), cmap="gray", vmin=0, vmax=1)
         ax.set(xticks=[], yticks=[])
         ax.set_title(title, fontsize=9)
         ax.grid(visible=False)
-    return _finished(fig)
+    return finished(fig)

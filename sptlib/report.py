@@ -3,7 +3,7 @@
 Everything here is read off stored results, so that no number of the book is typed by hand.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 import pandas as pd
@@ -17,6 +17,7 @@ from sptlib.analysis.stats import Interval
 from sptlib.errors import ConfigError
 from sptlib.experiments.base import Result, losses
 from sptlib.export import Study
+from sptlib.ledger import Judgement
 from sptlib.store import Store
 from sptlib.tasks import load
 
@@ -165,6 +166,29 @@ def recovers(table: pd.DataFrame, part: str, share: float = 0.5) -> bool:
         return False
 
 
+def shares(table: pd.DataFrame, parts: Sequence[str], by: Sequence[str]) -> pd.DataFrame:
+    """The share of SPT's gain over scratch that each part recovers, with its interval, by place.
+
+    Args:
+        table: one row per Run, with the arms scratch and SPT.
+        parts: arms, the columns of the result.
+        by: columns that name a place, the rows of the result.
+    """
+    rows = []
+    for place, some in table.groupby(list(by), sort=False) if len(table) else ():
+        shown = dict(zip(by, place, strict=True))
+        gain = stats.paired(some, "test_accuracy", "SPT", "scratch")
+        shown["gain"] = gain.text(100, 1, "points")
+        for part in (arm for arm in parts if arm in set(some["arm"])):
+            try:
+                found = stats.recovered(some, "test_accuracy", "scratch", part, "SPT")
+                shown[part] = found.text()
+            except ConfigError:  # no gain
+                shown[part] = "–"
+        rows.append(shown)
+    return pd.DataFrame(rows).set_index(list(by)).fillna("") if rows else pd.DataFrame()
+
+
 def curves(
     results: Sequence[Result], stage: str, arms: Sequence[str], **labels: object
 ) -> dict[str, list[pd.DataFrame]]:
@@ -253,17 +277,17 @@ def gains(
 
     Args:
         table: one row per Run.
-        comparisons: pairs (a, b) of arms; the difference is a − b.
+        comparisons: pairs (a, b) of arms; the difference is a − b, over the seeds that both have.
         by: the column, e.g. "task".
 
     Returns:
         Intervals by ``"VALUE: a − b"``.
     """
     return {
-        f"{name}: {a} − {b}": stats.paired(rows, "test_accuracy", a, b)
+        f"{name}: {a} − {b}": stats.paired(stats.common(rows, a, b), "test_accuracy", a, b)
         for name, rows in (table.groupby(by, sort=False) if len(table) else ())
         for a, b in comparisons
-        if {a, b} <= set(rows["arm"])
+        if {a, b} <= set(rows["arm"]) and a != b
     }
 
 
@@ -299,3 +323,37 @@ def rates(table: pd.DataFrame, by: Sequence[str] = ("arm",)) -> pd.DataFrame:
         shown[column] = shown[column].map(lambda v: "–" if pd.isna(v) else f"{v:.3f}")
     shown["lr"] = shown["lr"].map("{:g}".format)
     return shown.set_index([*by, "lr"])
+
+
+def linked(table: pd.DataFrame, pages: Mapping[str, str]) -> Markdown:
+    """A table whose first column links to chapters.
+
+    Args:
+        table: its index names the rows.
+        pages: name of the notebook by row; "" = no link.
+    """
+    head = [table.index.name or "", *table.columns]
+    lines = [_row(head), _row(["---"] * len(head))]
+    for name, values in table.iterrows():
+        page = pages.get(name, "")
+        lines.append(_row([f"[{name}]({page}.ipynb)" if page else name, *map(str, values)]))
+    return Markdown("\n".join(lines))
+
+
+def _row(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def rules(judgements: Sequence[Judgement]) -> pd.DataFrame:
+    """Of each claim: where it is made, what is measured, the rule, and the code behind it."""
+    rows = [
+        {
+            "id": j.claim.id,
+            "said in": j.claim.said,
+            "metric": j.claim.metric,
+            "reproduced if": j.claim.rule,
+            "code": j.claim.code or "–",
+        }
+        for j in judgements
+    ]
+    return pd.DataFrame(rows).set_index("id")

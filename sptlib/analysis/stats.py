@@ -89,6 +89,12 @@ def paired(
     return interval(differences(table, value, arm_a, arm_b, arm, unit), level)
 
 
+def common(table: pd.DataFrame, *arms: str) -> pd.DataFrame:
+    """The rows of those seeds that all these arms have."""
+    seeds = set.intersection(*(set(table.loc[table["arm"] == arm, "seed"]) for arm in arms))
+    return table[table["seed"].isin(seeds)]
+
+
 def differences(
     table: pd.DataFrame, value: str, arm_a: str, arm_b: str, arm: str = "arm", unit: str = "seed"
 ) -> np.ndarray:

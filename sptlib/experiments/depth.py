@@ -22,7 +22,7 @@ from sptlib.experiments.ablation import (
     seeds_of,
     with_short,
 )
-from sptlib.experiments.base import Case, Result
+from sptlib.experiments.base import Case, Result, losses
 
 NAME = "depth"
 GROUP_BY = ["task", "layers", "arm"]
@@ -88,3 +88,19 @@ def _seeds(name: str, preset: str, seeds: int, depth: int) -> range:
 def table(results: Sequence[Result]) -> pd.DataFrame:
     """One row per Run: task, layers, arm, seed, steps, accuracies, losses."""
     return with_short(results, ["task", "layers"])
+
+
+def placed(table: pd.DataFrame) -> pd.DataFrame:
+    """The rows with a column ``place``: task and layers."""
+    names = [f"{t}, {n} layers" for t, n in zip(table["task"], table["layers"], strict=True)]
+    return table.assign(place=[name.replace(", 1 layers", ", 1 layer") for name in names])
+
+
+def curves(results: Sequence[Result]) -> dict[str, dict[str, list[pd.DataFrame]]]:
+    """Training losses from labels by task and depth, then by arm, a table per seed."""
+    found: dict[str, dict[str, list[pd.DataFrame]]] = {}
+    for r in results:
+        place = f"{r.labels['task']}, layers: {r.labels['layers']}"
+        arms = found.setdefault(place, {})
+        arms.setdefault(r.labels["arm"], []).append(losses(r.entry, "finetune"))
+    return found

@@ -162,3 +162,48 @@ def _flops(results: Sequence[Result]) -> list[float]:
         steps = r.entry.result["steps"]
         found.append(before.steps * before.step_flops + steps * labels.step_flops)
     return found
+
+
+def placed(table: pd.DataFrame) -> pd.DataFrame:
+    """The rows with pretraining, with a column ``place``: task and epochs."""
+    rows = table[table["epochs"] > 0]
+    names = [f"{t}, {e:g} epochs" for t, e in zip(rows["task"], rows["epochs"], strict=True)]
+    return rows.assign(place=names)
+
+
+def by_compute(table: pd.DataFrame) -> pd.DataFrame:
+    """SPT and scratch against FLOPs: scratch as it is after the compute of each length.
+
+    The column ``cell`` keeps lengths together, whose compute varies with early stopping.
+    """
+    rows = table[table["arm"].isin([SPT, COMPUTE])]
+    return rows.assign(arm=rows["arm"].replace(COMPUTE, SCRATCH), cell=rows["epochs"])
+
+
+def learned(results: Sequence[Result], store) -> pd.DataFrame:
+    """What each pretraining had learned beside what came of it.
+
+    Args:
+        results: of this experiment.
+        store: a run store or a study, which has the pretrainings.
+
+    Returns:
+        Columns task, epochs, arm, seed, val_loss (of reconstruction), gained (1 − val_loss / the
+        seed's largest, at its shortest length), test_accuracy.
+    """
+    rows = [
+        {
+            **r.labels,
+            "seed": r.entry.spec.seed,
+            "val_loss": store.get(r.entry.spec.pretraining).result["val_loss"],
+            "test_accuracy": r.entry.result["test_accuracy"],
+        }
+        for r in results
+        if r.labels["arm"] == SPT
+    ]
+    columns = ["task", "epochs", "arm", "seed", "val_loss", "gained", "test_accuracy"]
+    if not rows:
+        return pd.DataFrame(columns=columns)
+    table = pd.DataFrame(rows)
+    most = table.groupby(["task", "seed"])["val_loss"].transform("max")
+    return table.assign(gained=1 - table["val_loss"] / most, cell=table["epochs"])

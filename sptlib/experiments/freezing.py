@@ -201,3 +201,10 @@ def moved(results: Sequence[Result], store) -> pd.DataFrame:
             if f"moved_{group}" in result
         ]
     return pd.DataFrame(rows, columns=["task", "arm", "seed", "group", "moved"])
+
+
+def at_own_labels(table: pd.DataFrame) -> pd.DataFrame:
+    """The rows of each task's own number of labels, which comes first."""
+    if table.empty:
+        return table
+    return table[table["labels"] == table.groupby("task")["labels"].transform("first")]

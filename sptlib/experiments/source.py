@@ -131,15 +131,49 @@ def table(results: Sequence[Result]) -> pd.DataFrame:
     return with_short(results, ["task"])
 
 
-def left_out(results: Sequence[Result]) -> pd.DataFrame:
-    """How many parameters of the wanted groups did not fit and started at random, by cell."""
-    rows = [
-        {
-            **{k: r.labels[k] for k in GROUP_BY},
-            "copied": len(r.entry.result.get("copied", ())),
-            "did not fit": len(r.entry.result.get("reinitialised", ())),
-        }
-        for r in results
-        if r.entry.spec.pretrain is not None
-    ]
-    return pd.DataFrame(rows).drop_duplicates() if rows else pd.DataFrame()
+def matrix(table: pd.DataFrame) -> pd.DataFrame:
+    """Mean gain over scratch in points: a row per target, a column per source.
+
+    SPT's column is the target's own data with their embeddings; where the source is the target
+    itself, embeddings are anew.
+    """
+    columns = [SPT, ITSELF, *SOURCES]
+    found = pd.DataFrame(index=list(dict.fromkeys(table["task"])), columns=columns, dtype=float)
+    for target, rows in table.groupby("task", sort=False):
+        for arm in set(rows["arm"]) & set(columns):
+            both = rows[rows["arm"].isin([arm, SCRATCH])].pivot_table(
+                index="seed", columns="arm", values="test_accuracy"
+            )
+            found.loc[target, arm] = 100 * (both[arm] - both[SCRATCH]).mean()
+    found.index.name, found.columns.name = "trained on the labels of", "reconstructed before"
+    return found.dropna(axis="columns", how="all")
+
+
+def learned(results: Sequence[Result], store) -> pd.DataFrame:
+    """What each source's reconstruction had learned beside what came of it.
+
+    Args:
+        results: of this experiment.
+        store: a run store or a study, which has the pretrainings.
+
+    Returns:
+        Columns task, arm, seed, first and best (validation losses of the reconstruction at its
+        first and at its best evaluation), test_accuracy.
+    """
+    rows = []
+    for r in results:
+        if r.entry.spec.pretrain is None or r.labels["arm"] == ITSELF:
+            continue
+        shared = store.get(r.entry.spec.pretraining)
+        values = [line["val_loss"] for line in shared.metrics if "val_loss" in line]
+        rows.append(
+            {
+                **r.labels,
+                "seed": r.entry.spec.seed,
+                "first": values[0],
+                "best": min(values),
+                "test_accuracy": r.entry.result["test_accuracy"],
+            }
+        )
+    columns = ["task", "arm", "seed", "first", "best", "test_accuracy"]
+    return pd.DataFrame(rows, columns=columns)

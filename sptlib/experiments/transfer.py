@@ -173,3 +173,10 @@ def pretraining_candidates(preset: str, seeds: Sequence[int]) -> list:
 def table(results: Sequence[Result]) -> pd.DataFrame:
     """One row per Run: task, layers, arm, seed, steps, accuracies, losses."""
     return with_short(results, ["task", "layers"])
+
+
+def at_own_depth(table: pd.DataFrame) -> pd.DataFrame:
+    """The rows of each task's first depth: its own, or the one that was asked for."""
+    if table.empty:
+        return table
+    return table[table["layers"] == table.groupby("task")["layers"].transform("first")]
