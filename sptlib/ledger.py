@@ -18,7 +18,6 @@ from sptlib.experiments import get
 from sptlib.experiments.base import Result
 from sptlib.export import UNREADABLE, Shipped, Study, is_current
 from sptlib.store import Entry, Store
-from sptlib.sweep import compute_all
 
 #: the verdicts, from good to none
 VERDICTS = ("reproduced", "partly", "not", "not run")
@@ -173,17 +172,6 @@ def details(judgements: Sequence[Judgement]) -> pd.DataFrame:
 def counts(judgements: Sequence[Judgement]) -> dict[str, int]:
     """How many claims have each verdict, in the order of `VERDICTS`."""
     return {name: sum(j.verdict == name for j in judgements) for name in VERDICTS}
-
-
-def runs(preset: str, seeds: int = 0) -> list[Run]:
-    """Every Run that some claim is judged by, each once."""
-    cases = [case for claim in CLAIMS for case in claim.cases(presets.check(preset), seeds)]
-    return list({digest(case.run): case.run for case in cases}.values())
-
-
-def compute(needed: Sequence[Run], store: Store, **options) -> None:
-    """Compute what is not stored yet; options are those of `sptlib.sweep.compute_all`."""
-    compute_all(needed, store, **options)
 
 
 def short(judgements: Sequence[Judgement]) -> dict[str, str]:

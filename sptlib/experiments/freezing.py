@@ -61,7 +61,7 @@ ARMS: dict[str, Arm] = {**WHOLE, **RANDOM, UNIFORM: Arm(_uniform, SCRATCH), **AF
 BY_LABELS = (SCRATCH, "frozen QKVO", UNIFORM, SPT)
 
 #: rows of the classroom
-LIVE = ("Neighbor +1 / −1", "Image")
+LIVE = ("Image",)
 
 #: the preset at which rates are searched, how many seeds the search has, and the grid by recipe
 TUNED_AT = "study"
@@ -136,7 +136,7 @@ def cases(
             base = base_run(preset, name, seed, n_layers)
             arms = ARMS
             if preset == "classroom" and name == "Image":  # to save time
-                arms = {title: ARMS[title] for title in (SCRATCH, "frozen QKVO", UNIFORM, SPT)}
+                arms = {title: ARMS[title] for title in (SCRATCH, "frozen QKVO", SPT)}
             found += _cases(preset, name, base, arms)
             few = {title: ARMS[title] for title in BY_LABELS}
             for n_labels in labels_of(preset, name):

@@ -60,6 +60,11 @@ def _longer(groups: tuple[str, ...]) -> Arm:
 
 
 PARTS: dict[str, Arm] = {title: _part(groups) for title, groups in GROUPS.items()}
+#: queries and keys together with the features that they compare
+TOGETHER: dict[str, Arm] = {
+    "QK and embeddings from SPT": _part(("qk", "embed")),
+    "QKVO and embeddings from SPT": _part(("qkvo", "embed")),
+}
 #: as many label steps as scratch
 LONGER: dict[str, Arm] = {
     "QK from SPT, longer": _longer(("qk",)),
@@ -72,13 +77,13 @@ INSTEAD: dict[str, Arm] = {
     "scratch, QK = identity": Arm(lambda base: scratch(base, init="identity"), SCRATCH),
 }
 WHOLE: dict[str, Arm] = {SCRATCH: Arm(scratch, SCRATCH), SPT: Arm(lambda base: base)}
-ARMS: dict[str, Arm] = {**WHOLE, **PARTS, **LONGER, **INSTEAD}
+ARMS: dict[str, Arm] = {**WHOLE, **PARTS, **TOGETHER, **LONGER, **INSTEAD}
 
 #: rows of the classroom, and the depths of the study besides each row's own
-LIVE = ("Neighbor +1 / +3", "Text, direction")
+LIVE = ("Neighbor +1 / +3",)
 MORE_LAYERS = {"Neighbor +1 / +3": (2,), "Image": (1,), "Text, direction": (2,)}
 
-#: the preset at which rates are searched, how many seeds the search has, and the grid by recipe
+#: the preset at which rates of `PARTS` are searched, on how many seeds, and the grid by recipe
 TUNED_AT = "study"
 N_TUNING_SEEDS = 2
 RATES = {
@@ -135,7 +140,9 @@ def cases(
         for layers in (own, *more):
             arms = ARMS if layers == own else {**WHOLE, **PARTS}
             if preset == "classroom":
-                arms = {title: arm for title, arm in arms.items() if title not in LONGER}
+                arms = {
+                    title: arm for title, arm in arms.items() if title not in {**TOGETHER, **LONGER}
+                }
             for seed in seeds_of(name, preset, seeds):
                 base = base_run(preset, name, seed, layers)
                 found += [
