@@ -35,7 +35,7 @@ LIVE = ("Neighbor +1 / +3",)
 #: depths by recipe and preset; at the preset `paper`, 1 layer and the published depth
 LAYERS: dict[str, dict[str, tuple[int, ...]]] = {
     "classroom": {"neighbor": (1, 2)},
-    "study": {"neighbor": (1, 2, 4), "image": (1, 2, 3), "text:direction": (1, 2, 4, 6)},
+    "study": {"neighbor": (1, 2, 4), "image": (1, 2, 3), "text:direction": (1, 2, 4)},
 }
 #: a deep training takes longer; so many seeds of the study then have to do
 DEEP, DEEP_SEEDS = 3, 5

@@ -43,8 +43,8 @@ NOISE: dict[str, dict] = {
     "noise, independent": {"steps": (0, 0), "p": 0.0},
 }
 #: sources by name of the row; those that are slow are left out at the classroom
-SOURCES = ("Neighbor +1 / +3", "Image", "Text, direction", "ListOps", "Pathfinder", *NOISE)
-SLOW = ("ListOps", "Pathfinder")
+SOURCES = ("Neighbor +1 / +3", "Image", "Text, direction", "Pathfinder", *NOISE)
+SLOW = ("Pathfinder",)
 #: target tasks, and the classroom's
 ROWS = ("Neighbor +1 / +3", "Image", "Text, direction")
 LIVE = ("Neighbor +1 / +3",)
