@@ -177,3 +177,16 @@ def counts(judgements: Sequence[Judgement]) -> dict[str, int]:
 def short(judgements: Sequence[Judgement]) -> dict[str, str]:
     """The claims in a few words, by id."""
     return {j.claim.id: j.claim.short for j in judgements}
+
+
+def glance(judgements: Sequence[Judgement]) -> list[tuple[str, str]]:
+    """Each verdict with its evidence in two or three words, e.g. "3 of 4"."""
+    return [
+        (
+            j.verdict,
+            f"{sum(p.holds for p in j.parts)} of {sum(p.asked for p in j.parts)}, n = {j.n}"
+            if j.parts
+            else "",
+        )
+        for j in judgements
+    ]

@@ -123,7 +123,7 @@ def arms(
         at = chance[panel] if isinstance(chance, Mapping) else chance
         if at is not None:
             ax.axvline(at, color="grey", ls="--", lw=1)
-        ax.set(title=f"{facet} {panel}", xlabel=label, ylabel="")
+        ax.set(title=panel if facet == "task" else f"{facet} {panel}", xlabel=label, ylabel="")
     return finished(fig)
 
 

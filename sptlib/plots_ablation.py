@@ -14,9 +14,9 @@ MARKERS = ("o", "s", "^", "D", "v", "P")
 
 #: colour and sign of each verdict: told apart without colours, too
 VERDICTS = {
-    "reproduced": ("#009E73", "✓"),
+    "reproduced": ("#00785A", "✓"),
     "partly": ("#E69F00", "±"),
-    "not": ("#D55E00", "✗"),
+    "not": ("#B84A00", "✗"),
     "not run": ("#BBBBBB", "–"),
 }
 
@@ -134,30 +134,29 @@ def movements(table: pd.DataFrame, *, per_row: int = 2) -> Figure:
     return finished(fig)
 
 
-def verdicts(texts: Mapping[str, str], found: Mapping[str, Sequence[str]]) -> Figure:
+def verdicts(texts: Mapping[str, str], found: Mapping[str, Sequence[tuple[str, str]]]) -> Figure:
     """The ledger at a glance: a row per claim, a column per scale, a sign and a colour per verdict.
 
     Args:
         texts: claims in few words, by id.
-        found: verdicts in the order of the claims, by title of the column.
+        found: (verdict, evidence in few words) in the order of the claims, by title of the column.
     """
     use_style()
     n, columns = len(texts), list(found)
-    fig, ax = plt.subplots(figsize=(9.5, 0.4 * n + 0.9))
+    fig, ax = plt.subplots(figsize=(9.5, 0.42 * n + 0.9))
     for j, title in enumerate(columns):
-        for i, verdict in enumerate(found[title]):
+        for i, (verdict, evidence) in enumerate(found[title]):
             colour, sign = VERDICTS[verdict]
-            ax.add_patch(plt.Rectangle((j - 0.46, i - 0.42), 0.92, 0.84, color=colour))
-            dark = verdict != "not run"
-            ax.text(j, i, f"{sign} {verdict}", ha="center", va="center", fontsize=10,
-                    color="white" if dark else "black",
-                    fontweight="bold" if dark else "normal")  # fmt: skip
+            ax.add_patch(plt.Rectangle((j - 0.47, i - 0.44), 0.94, 0.88, color=colour))
+            look = {"color": "white" if verdict in ("reproduced", "not") else "black"}
+            ax.text(j - 0.44, i, f"{sign} {verdict}", va="center", fontweight="bold", **look)
+            ax.text(j + 0.45, i, evidence, ha="right", va="center", fontsize=8.5, **look)
     for i, (name, text) in enumerate(texts.items()):
-        ax.text(-0.6, i, f"{text}  ", ha="right", va="center")
-        ax.text(-3.9, i, name, ha="left", va="center", fontweight="bold")
-    ax.set_xticks(range(len(columns)), columns)
+        ax.text(-2.45, i, name, va="center", fontweight="bold")
+        ax.text(-2.15, i, text, va="center")
+    ax.set_xticks(range(len(columns)), columns, fontweight="bold")
     ax.xaxis.tick_top()
-    ax.set(xlim=(-4, len(columns) - 0.5), ylim=(n - 0.5, -0.5))
+    ax.set(xlim=(-2.5, len(columns) - 0.5), ylim=(n - 0.5, -0.5))
     ax.set_yticks([])
     ax.tick_params(length=0)
     for side in ax.spines.values():
