@@ -91,8 +91,7 @@ def matrix(gains: pd.DataFrame, *, label: str = "gain over scratch (points)") ->
     values = gains.to_numpy(dtype=float)
     top = max(10.0, float(np.nanmax(np.abs(values))) if np.isfinite(values).any() else 10.0)
     shown = np.ma.masked_invalid(values)
-    colours = plt.get_cmap("RdBu").copy()
-    colours.set_bad("#DDDDDD")
+    colours = plt.get_cmap("RdBu").with_extremes(bad="#DDDDDD")
     image = ax.imshow(shown, cmap=colours, norm=TwoSlopeNorm(0, -top, top), aspect="auto")
     for (i, j), value in np.ndenumerate(values):
         if np.isfinite(value):

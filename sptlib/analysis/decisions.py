@@ -58,10 +58,15 @@ class Part:
 
 
 def _points(effect: Interval) -> str:
+    return _text(effect, "+.1f", 100, " points")
+
+
+def _text(effect: Interval, digits: str, scale: float = 1.0, unit: str = "") -> str:
+    """A mean with its interval, which a single seed does not have."""
+    mean = f"{effect.mean * scale:{digits}}{unit}"
     if np.isnan(effect.low):
-        return f"{effect.mean * 100:+.1f} points"
-    low, high = effect.low * 100, effect.high * 100
-    return f"{effect.mean * 100:+.1f} points [{low:+.1f}, {high:+.1f}]"
+        return mean
+    return f"{mean} [{effect.low * scale:{digits}}, {effect.high * scale:{digits}}]"
 
 
 def gain(table: pd.DataFrame, a: str, b: str, where: str, what: str = "") -> Part:
@@ -114,7 +119,7 @@ def share(
         return Part(where, question, gained, text, 1.0, asked=False)
     values = stats.differences(table, ACCURACY, part, start)
     values = values - SHARE * stats.differences(table, ACCURACY, whole, start)
-    text = f"{effect.mean:.2f} [{effect.low:.2f}, {effect.high:.2f}] of it"
+    text = f"{_text(effect, '.2f')} of it"
     return Part(where, question, effect, text, stats.p_above(values))
 
 
@@ -122,7 +127,7 @@ def near(values: Sequence[float], target: float, margin: float, where: str, ques
     """Is the mean of values within ``target ± margin`` (two one-sided tests)?"""
     x = np.asarray(values, dtype=np.float64)
     effect = stats.interval(x)
-    text = f"{effect.mean:.3f} [{effect.low:.3f}, {effect.high:.3f}], target {target:.3f}"
+    text = f"{_text(effect, '.3f')}, target {target:.3f}"
     return Part(where, question, effect, text, stats.p_within(x - target, margin))
 
 
