@@ -1,6 +1,7 @@
 """Notebooks as users run them: by papermill as it stands, and by `sptlib run`."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -82,6 +83,40 @@ def test_the_other_notebooks_run_on_one_task(inside, name, number):
     given = {"preset": "smoke", "seeds": 1, "task": "text:direction"}
     done = notebooks.run(notebooks.find(name), given)
     assert glued(done)[number] == "1"
+
+
+def words(path) -> str:
+    """Everything that a reader of an executed notebook sees as text."""
+    cells = json.loads(path.read_text())["cells"]
+    data = [out.get("data", {}) for cell in cells for out in cell.get("outputs", [])]
+    kinds = ("text/markdown", "text/html", "text/plain")
+    return "\n".join("".join(found[kind]) for found in data for kind in kinds if kind in found)
+
+
+@pytest.mark.parametrize("name", ["05", "06", "07", "08", "09"])
+def test_ablations_run_with_other_parameters_and_speak_of_them(inside, name):
+    given = {"preset": "smoke", "seeds": 2, "task": "text", "n_layers": 2}
+    done = notebooks.run(notebooks.find(name), given)
+    text = words(done)
+    assert "preset `smoke`; seeds 0–1 (n = 2)" in text
+    assert re.search(r"\*\*Text(, [^*]+)?\*\*: .* (is above|is below|cannot be told apart)", text)
+    assert "nan" not in text.lower().replace("nano", "")
+
+
+def test_lengths_of_pretraining_are_a_parameter(inside):
+    given = {"preset": "smoke", "seeds": 1, "pretrain_epochs": [0, 1, 5]}
+    text = words(notebooks.run(notebooks.find("05"), given))
+    assert "Neighbor +1 / +3, 1 epochs" in text
+    assert "Neighbor +1 / +3, 5 epochs" in text
+    assert "in the one seed there is" in text
+
+
+def test_the_ledger_page_only_reads(inside, monkeypatch, tmp_path):
+    monkeypatch.setenv("SPTLIB_STORE", str(tmp_path / "empty"))
+    done = notebooks.run(notebooks.find("14"), {"preset": "smoke", "seeds": 1})
+    found = glued(done)
+    assert {found[f"C{i}_live"] for i in range(1, 15)} == {"'not run'"}
+    assert not (tmp_path / "empty").exists()
 
 
 def test_a_failing_notebook_publishes_nothing(inside):
