@@ -19,8 +19,8 @@ from sptlib.analysis import decisions, stats
 from sptlib.analysis.decisions import Part
 from sptlib.config import Run
 from sptlib.errors import unknown
-from sptlib.experiments import duration, get, replication, source, synthetic
-from sptlib.experiments.ablation import SCRATCH, SHORT, SPT, TASKS
+from sptlib.experiments import duration, get, source, synthetic
+from sptlib.experiments.ablation import LRA, SCRATCH, SHORT, SPT, TASKS
 from sptlib.experiments.base import Case
 
 ABSTRACT, SUMMARY = "abstract", "secondary summary"
@@ -84,8 +84,8 @@ def _sources(table: pd.DataFrame) -> list[Part]:
     return [
         decisions.gain(stats.common(rows, name, SCRATCH), name, SCRATCH, f"{target} ← {name}")
         for target, rows in _by(table, "task")
-        for name in source.SOURCES
-        if name in set(rows["arm"]) and name not in source.NOISE
+        for name in TASKS
+        if name in set(rows["arm"])
     ]
 
 
@@ -152,7 +152,6 @@ _SHARE = (
     f"share of SPT's gain: at least {decisions.SHARE} (p < {decisions.ALPHA}, Holm), on tasks "
     "where the gain's interval excludes 0"
 )
-_LRA = tuple(name for name in replication.TASKS if name != "Text, direction")
 _LATER = "an experiment of the chapters on mechanism and theory"
 
 CLAIMS: tuple[Claim, ...] = (
@@ -166,9 +165,9 @@ CLAIMS: tuple[Claim, ...] = (
         "replication",
         "04_replication",
         "fig-replication-study",
-        wanted=lambda case, preset: case.labels["task"] in _LRA,
+        wanted=lambda case, preset: case.labels["task"] in LRA,
         parts=_replication,
-        covers=_LRA,
+        covers=LRA,
     ),
     Claim(
         "C2",

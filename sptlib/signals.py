@@ -1,5 +1,7 @@
-"""Ctrl-C and SIGTERM as a question that a training asks itself between two steps."""
+"""Ctrl-C, SIGTERM and the end of a given time as a question that a training asks itself between two
+steps."""
 
+import math
 import os
 import signal
 import threading
@@ -13,13 +15,20 @@ REPEAT_SECONDS = 1.0  # `timeout` sends its signal to a process and once more to
 
 
 class Stop:
-    """Whether somebody asked to stop; ``signum`` says by which signal (0 = nobody did)."""
+    """Whether somebody asked to stop, or the time is up.
+
+    Attributes:
+        signum: the signal that asked for it; 0 = none did.
+        since: when it came, by `time.monotonic`.
+        deadline: when the time is up, by the same clock.
+    """
 
     signum = 0
     since = 0.0
+    deadline = math.inf
 
     def __call__(self) -> bool:
-        return bool(self.signum)
+        return bool(self.signum) or time.monotonic() >= self.deadline
 
 
 @contextmanager

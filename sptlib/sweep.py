@@ -4,6 +4,7 @@ The missing Runs and the distinct pretrainings that they share form a graph, whi
 all cores of this machine or on a Dask cluster, or, with one worker, in this process.
 """
 
+import math
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -74,6 +75,22 @@ class Interrupted(KeyboardInterrupt):
         )
 
 
+class TimeUp(SptError):  # noqa: N818 (nothing is wrong)
+    """A sweep came to its deadline; everything finished is stored, what was running is saved.
+
+    Attributes:
+        n_stored: trainings that were finished.
+        n_left: trainings that were not, those that failed included.
+    """
+
+    def __init__(self, n_stored: int, n_left: int):
+        super().__init__(n_stored, n_left)
+        self.n_stored, self.n_left = n_stored, n_left
+
+    def __str__(self) -> str:
+        return f"the time is up: {self.n_stored} trainings finished, {self.n_left} are left"
+
+
 def compute_all(
     runs: Sequence[Run | Pretraining],
     store: Store,
@@ -84,6 +101,7 @@ def compute_all(
     recompute: bool = False,
     tls: Tls | None = None,
     checkpoint_seconds: float = 20.0,
+    deadline: float = math.inf,
 ) -> list[Entry]:
     """The stored results of Runs, in their order; what is missing is computed.
 
@@ -98,9 +116,11 @@ def compute_all(
         recompute: compute everything anew and replace it.
         tls: certificates, for a scheduler at ``tls://``; None = what Dask's configuration says.
         checkpoint_seconds: how often unfinished trainings are saved.
+        deadline: when to stop, by `time.monotonic`; what is running gets to its next step.
 
     Raises:
         SweepError: after all others are done, if some failed.
+        TimeUp: at the deadline, when the running ones have saved a checkpoint.
         Interrupted: after Ctrl-C or SIGTERM, when the running ones have saved a checkpoint.
         SchedulerError: if no scheduler answers, or it went away.
     """
@@ -114,6 +134,7 @@ def compute_all(
             where.torch_device()  # what is not there is refused before any process is started
         nodes = plan(missing, store, recompute)
         with stopping() as stop, Board(nodes) as board:
+            stop.deadline = deadline
             if scheduler or (workers > 1 and len(missing) > 1):
                 how = (scheduler, min(workers, len(nodes)), tls, stop)
                 try:
@@ -174,7 +195,8 @@ def _report(
     stopped = sum(outcome.stopped for outcome in outcomes.values())
     failed = {name: outcome.error for name, outcome in outcomes.items() if outcome.error}
     if stopped:
-        raise Interrupted(len(outcomes) - stopped - len(failed), stopped + len(failed), signum)
+        n = (len(outcomes) - stopped - len(failed), stopped + len(failed))
+        raise Interrupted(*n, signum) if signum else TimeUp(*n)
     if failed:
         traces = {n: outcomes[n].traceback for n in failed if outcomes[n].traceback}
         raise SweepError(failed, {name: nodes[name] for name in failed}, traces)

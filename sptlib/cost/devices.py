@@ -9,7 +9,8 @@ and whatever else the machine does.
 
 Here. `measure` runs real training steps of each shape, on made-up sequences of that shape, with one
 thread, as a sweep does. It reads the processor's clock, which stands still while other processes
-have the core: the result is for a machine that does nothing else.
+have the core: the result is for a machine that does nothing else. A GPU that is here is measured by
+the clock on the wall, once it has done what it was told.
 """
 
 import sys
@@ -84,6 +85,8 @@ GPUS = {
 }  # fmt: skip
 #: steps, and passes of an evaluation, after which their time is known well enough
 MOST_STEPS, MOST_PASSES = 300, 30
+#: FLOPs per second by kind of device, until a measurement says better
+RATE = {"cpu": 5e9, "cuda": 1e14}
 #: names for the machine that this runs on, one thread of it
 HERE = ("cpu", "this")
 
@@ -143,25 +146,29 @@ class _EnoughError(Exception):
     """Ends a training whose steps have been timed."""
 
 
-def measure(works: Iterable[Workload], seconds: float = 30.0) -> dict[Workload, Pace]:
+def measure(
+    works: Iterable[Workload], seconds: float = 30.0, device: str | torch.device = "cpu"
+) -> dict[Workload, Pace]:
     """The pace of every shape on this machine, one thread, within about so many seconds.
 
     Args:
         works: what is to be trained; those of the same `Workload.shape` are measured once.
         seconds: for all shapes together. A step that would take more than a sixth of its shape's
             share is measured at a smaller batch, or length, and scaled by FLOPs.
+        device: "cpu", or a GPU of this machine: "cuda", "cuda:1".
 
     Returns:
         By shape. Progress is shown on stderr if it takes more than a few seconds.
     """
+    device = torch.device(device)
     shapes = sorted({work.shape for work in works}, key=lambda s: s.step_flops)
-    rate, found = 5e9, {}  # FLOPs per second, until a measurement says better
+    rate, found = RATE[device.type], {}
     with cpu_threads(1):
-        fixed = _fixed()
+        fixed = _fixed(device)
         share = seconds / max(1, len(shapes))
         for shape in tqdm(shapes, "measuring", unit="shape", file=sys.stderr, delay=3, leave=False):
             small, factor = _reduced(shape, rate * share / 6)
-            data = _data(small)
+            data = _data(small).to(device)
             step = _mean(_steps(small, data, 0.7 * share))
             rate = max(rate, 0.7 * small.step_flops / step)
             item = _evaluation(small, data, 0.3 * share, rate)
@@ -236,10 +243,10 @@ def _steps(shape: Workload, data: TaskData, seconds: float) -> list[float]:
 
     The clock is read after every step of the optimiser, whatever the training loop looks like.
     """
-    stamps, started = [], time.perf_counter()
+    stamps, started, device = [], time.perf_counter(), data.train.x.device
 
     def stamp(*_: object) -> None:
-        stamps.append(time.process_time())
+        stamps.append(_clock(device))
         enough = time.perf_counter() - started > seconds or len(stamps) > MOST_STEPS
         if len(stamps) > 2 and enough:
             raise _EnoughError
@@ -259,6 +266,14 @@ def _steps(shape: Workload, data: TaskData, seconds: float) -> list[float]:
     return taken[len(taken) // 10 :]
 
 
+def _clock(device: torch.device) -> float:
+    """Seconds of the processor, or on the wall once a GPU has done what it was told."""
+    if device.type != "cuda":
+        return time.process_time()
+    torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
 def _mean(taken: list[float]) -> float:
     """The mean, in which an interruption counts no more than three steps."""
     return float(np.minimum(taken, 3 * np.median(taken)).mean())
@@ -267,24 +282,25 @@ def _mean(taken: list[float]) -> float:
 def _evaluation(shape: Workload, data: TaskData, seconds: float, rate: float) -> float:
     """Seconds of evaluating one item, the median of some passes over a few."""
     n = max(1, min(shape.piece, int(seconds / 4 * rate / shape.item_flops), len(data.train)))
-    part = data.train.take(slice(0, n))
-    model = build(shape.model, data, "cost").eval()
+    part, device = data.train.take(slice(0, n)), data.train.x.device
+    model = build(shape.model, data, "cost").eval().to(device)
     hidden, taken, started = None, [], time.perf_counter()
     if shape.stage == "pretrain":
         hidden = masking.hide(shape.config, part.x, part.length, generator("cost", "mask"))
     while len(taken) < 3 or (time.perf_counter() - started < seconds and len(taken) < MOST_PASSES):
-        before = time.process_time()
-        if shape.stage == "pretrain":
-            evaluate.reconstruction(model, part, hidden)
-        else:
-            evaluate.accuracy(model, part)
-        taken.append(time.process_time() - before)
+        before = _clock(device)
+        with torch.autocast(device.type, torch.bfloat16, enabled=shape.precision == "bf16"):
+            if shape.stage == "pretrain":
+                evaluate.reconstruction(model, part, hidden)
+            else:
+                evaluate.accuracy(model, part)
+        taken.append(_clock(device) - before)
         if taken[-1] > seconds:
             break
     return float(np.median(taken)) / n
 
 
-def _fixed() -> float:
+def _fixed(device: torch.device) -> float:
     """Seconds of starting and storing: a whole training of one step, the faster of two."""
     taken = []
     for seed in range(2):  # the first one loads what all others find
@@ -296,6 +312,6 @@ def _fixed() -> float:
         )
         with tempfile.TemporaryDirectory() as folder:
             before = time.perf_counter()
-            compute(run, Store(folder), Where(device="cpu"))
+            compute(run, Store(folder), Where(device=str(device)))
             taken.append(time.perf_counter() - before)
     return min(taken)

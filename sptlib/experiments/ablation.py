@@ -24,6 +24,8 @@ TASKS: dict[str, str] = {**dict.fromkeys(NEIGHBOR, "neighbor"), **replication.TA
 CHANCE = {**dict.fromkeys(NEIGHBOR, synthetic.CHANCE), **replication.CHANCE}
 #: rows whose trainings take less than half a minute on a CPU core; the ablations' default
 QUICK = (*NEIGHBOR, *replication.QUICK)
+#: rows that the papers have, too
+LRA = tuple(name for name in replication.TASKS if name != "Text, direction")
 #: the published depth of each recipe's model (Amos et al. 2024); `neighbor` has none
 PUBLISHED_LAYERS = {
     recipe: presets.paper(recipe).model.n_layers for recipe in replication.TASKS.values()
@@ -53,6 +55,20 @@ def check(task: str, default: Sequence[str]) -> tuple[str, ...]:
     if not found:
         raise unknown("task of the ablations", task, (*TASKS, *dict.fromkeys(TASKS.values())))
     return found
+
+
+def rows_of(preset: str, task: str, live: Sequence[str], study: Sequence[str]) -> tuple[str, ...]:
+    """The rows of an ablation: those of one task, or the preset's.
+
+    Args:
+        preset: the classroom has the rows ``live``, `paper` the five tasks of the Long Range Arena,
+            others ``study``.
+        task: a row or a recipe; "" = the preset's.
+        live: rows that are computed with the book.
+        study: rows whose trainings are quick.
+    """
+    defaults = {"classroom": live, "paper": LRA}
+    return check(task, defaults.get(presets.check(preset), study))
 
 
 def seeds_of(name: str, preset: str, seeds: int = 0) -> range:

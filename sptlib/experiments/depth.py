@@ -9,15 +9,15 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from sptlib import presets
 from sptlib.experiments.ablation import (
+    PUBLISHED_LAYERS,
     SCRATCH,
     SPT,
     TASKS,
     Arm,
     base_run,
-    check,
     make,
+    rows_of,
     scratch,
     seeds_of,
     with_short,
@@ -32,7 +32,8 @@ ARMS: dict[str, Arm] = {SCRATCH: Arm(scratch, SCRATCH), SPT: Arm(lambda base: ba
 #: rows, and rows of the classroom
 ROWS = ("Neighbor +1 / +3", "Image", "Text, direction")
 LIVE = ("Neighbor +1 / +3",)
-#: depths by recipe and preset; at the preset `paper`, 1 layer and the published depth
+#: depths by recipe and preset; at the preset `paper`, every one up to the published depth, and the
+#: study's where there is none
 LAYERS: dict[str, dict[str, tuple[int, ...]]] = {
     "classroom": {"neighbor": (1, 2)},
     "study": {"neighbor": (1, 2, 4), "image": (1, 2, 3), "text:direction": (1, 2, 4)},
@@ -46,10 +47,11 @@ def depths(preset: str, name: str, layers: Sequence[int] = ()) -> tuple[int, ...
     if layers:
         return tuple(sorted(set(layers)))
     recipe = TASKS[name]
-    own = presets.get(preset, recipe).model.n_layers
-    if preset in ("smoke", "paper"):
-        return tuple(sorted({1, own} | ({2} if preset == "smoke" else set())))
-    return LAYERS[preset].get(recipe, (1, 2))
+    if presets.check(preset) == "smoke":
+        return (1, 2)
+    if preset == "paper" and recipe in PUBLISHED_LAYERS:
+        return tuple(range(1, PUBLISHED_LAYERS[recipe] + 1))
+    return LAYERS["study" if preset == "paper" else preset].get(recipe, (1, 2))
 
 
 def cases(
@@ -72,7 +74,7 @@ def cases(
     wanted = tuple(layers) or tuple(range(1, n_layers + 1))
     return [
         Case({"task": name, "layers": depth, "arm": title}, run)
-        for name in check(task, LIVE if preset == "classroom" else ROWS)
+        for name in rows_of(preset, task, LIVE, ROWS)
         for depth in depths(preset, name, wanted)
         for seed in _seeds(name, preset, seeds, depth)
         for title, run in make(preset, name, base_run(preset, name, seed, depth), ARMS, {}).items()

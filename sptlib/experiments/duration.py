@@ -21,8 +21,8 @@ from sptlib.experiments.ablation import (
     TASKS,
     at_step,
     base_run,
-    check,
     rate,
+    rows_of,
     scratch,
     seeds_of,
 )
@@ -97,7 +97,7 @@ def cases(
         task: a row or a recipe; "" = `ROWS`, at the classroom `LIVE`.
     """
     found = []
-    for name in check(task, LIVE if preset == "classroom" else ROWS):
+    for name in rows_of(preset, task, LIVE, ROWS):
         tried = lengths(preset, pretrain_epochs, TASKS[name])
         for seed in seeds_of(name, preset, seeds):
             base = base_run(preset, name, seed, n_layers)

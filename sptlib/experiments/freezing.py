@@ -19,8 +19,8 @@ from sptlib.experiments.ablation import (
     SPT,
     Arm,
     base_run,
-    check,
     make,
+    rows_of,
     scratch,
     searched,
     seeds_of,
@@ -131,7 +131,7 @@ def cases(
         task: a row or a recipe; "" = `QUICK`, at the classroom `LIVE`.
     """
     found = []
-    for name in check(task, LIVE if preset == "classroom" else QUICK):
+    for name in rows_of(preset, task, LIVE, QUICK):
         for seed in seeds_of(name, preset, seeds):
             base = base_run(preset, name, seed, n_layers)
             arms = ARMS

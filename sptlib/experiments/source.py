@@ -16,13 +16,14 @@ from sptlib import presets
 from sptlib.config import Run
 from sptlib.errors import unknown
 from sptlib.experiments.ablation import (
+    LRA,
     SCRATCH,
     SPT,
     TASKS,
     Arm,
     base_run,
-    check,
     make,
+    rows_of,
     scratch,
     seeds_of,
     with_short,
@@ -107,10 +108,11 @@ def cases(
         task: the target, a row or a recipe; "" = `ROWS`, at the classroom `LIVE`.
     """
     presets.check(preset)
-    default = tuple(s for s in SOURCES if s not in SLOW or preset != "classroom")
-    chosen = check_sources(sources) or default
+    quick = tuple(name for name in SOURCES if name not in SLOW)
+    defaults = {"classroom": quick, "paper": (*LRA, *NOISE)}
+    chosen = check_sources(sources) or defaults.get(preset, SOURCES)
     found = []
-    for name in check(task, LIVE if preset == "classroom" else ROWS):
+    for name in rows_of(preset, task, LIVE, ROWS):
         arms = arms_of(preset, name, chosen)
         for seed in seeds_of(name, preset, seeds):
             known = {
@@ -137,7 +139,7 @@ def matrix(table: pd.DataFrame) -> pd.DataFrame:
     SPT's column is the target's own data with their embeddings; where the source is the target
     itself, embeddings are anew.
     """
-    columns = [SPT, ITSELF, *SOURCES]
+    columns = [SPT, ITSELF, *TASKS, *NOISE]
     found = pd.DataFrame(index=list(dict.fromkeys(table["task"])), columns=columns, dtype=float)
     for target, rows in table.groupby("task", sort=False):
         for arm in set(rows["arm"]) & set(columns):

@@ -18,8 +18,8 @@ from sptlib.experiments.ablation import (
     SPT,
     Arm,
     base_run,
-    check,
     make,
+    rows_of,
     scratch,
     searched,
     seeds_of,
@@ -134,7 +134,7 @@ def cases(
         task: a row or a recipe; "" = `QUICK`, at the classroom `LIVE`.
     """
     found = []
-    for name in check(task, LIVE if preset == "classroom" else QUICK):
+    for name in rows_of(preset, task, LIVE, QUICK):
         own = base_run(preset, name, 0, n_layers).model.n_layers
         more = MORE_LAYERS.get(name, ()) if preset == "study" and not n_layers else ()
         for layers in (own, *more):
