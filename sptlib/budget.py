@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 
@@ -52,6 +52,7 @@ WARMING = 0.1
 SHORTEST = 1e-7
 
 Build = Callable[[], list[Case]]
+Stage = TypeVar("Stage", PretrainConfig, FinetuneConfig)
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,15 @@ class Plan:
     precision: Literal["fp32", "bf16"]
     factor: float
     seconds: dict[str, float]
+
+    def within(self, build: Build) -> Build:
+        """The same cases, but as long as planned."""
+
+        def built() -> list[Case]:
+            with shortened(self.asked["preset"], self.factor, self.precision):
+                return build()
+
+        return built
 
     def __str__(self) -> str:
         each = ", ".join(f"{task} {s / 60:.2g} min" for task, s in self.seconds.items())
@@ -144,10 +154,9 @@ def make(question: dict, build: Build, where: Where, deadline: float) -> Plan:
     seconds = min(MEASURING_SECONDS, MEASURING * 60 * question["minutes"])
     before = time.perf_counter(), time.process_time()
     paces = devices.measure(map(workload, specs), seconds, device)
-    slower = 1.0
-    if device.type == "cpu":  # paces are for a machine that does nothing else
-        passed, worked = time.perf_counter() - before[0], time.process_time() - before[1]
-        slower = max(1.0, passed / worked)
+    passed, worked = time.perf_counter() - before[0], time.process_time() - before[1]
+    # a CPU's paces are for a machine that does nothing else; in too short a time one cannot tell
+    slower = max(1.0, passed / worked) if device.type == "cpu" and worked > 0.2 else 1.0
     left = PLANNED * (deadline - time.monotonic()) / slower
 
     def predicted(factor: float) -> dict[str, float]:
@@ -227,7 +236,7 @@ def shorter(run: Run, factor: float, precision: Literal["fp32", "bf16"]) -> Run:
     )
 
 
-def _fewer[Stage: (PretrainConfig, FinetuneConfig)](config: Stage, work: Workload) -> Stage:
+def _fewer(config: Stage, work: Workload) -> Stage:
     """The stage with evaluations and warm-up in proportion; whatever is tested counts as new."""
     each = (work.n_val + work.n_test) * work.item_flops
     most = int(EVALUATING / (1 - EVALUATING) * work.steps * work.step_flops / each)

@@ -28,6 +28,20 @@ workers = click.option(
     default=None,
     help="Processes on this machine; default: one per core.",
 )
+tasks = click.option(
+    "--tasks",
+    "names",
+    default=None,
+    metavar="A,B",
+    help="Only these rows of the experiment's table, or their recipes; default: the preset's.",
+)
+minutes = click.option(
+    "--minutes",
+    type=float,
+    default=None,
+    help="Make all trainings shorter, such that they fit into so much time on one device, in bf16 "
+    "on a GPU; stop when it is over. One seed, unless --seeds is given.",
+)
 checkpoint_seconds = click.option(
     "--checkpoint-seconds",
     type=click.FloatRange(min=0),
@@ -51,6 +65,28 @@ def tls(command):
 
 
 recompute = click.option("--recompute", is_flag=True, help="Compute anew, even if it is stored.")
+
+
+def apart(name: str, others: dict[str, object]) -> None:
+    """Refuse what does not go with an option: names of options and whether they are given."""
+    for other, given in others.items():
+        if given:
+            raise ConfigError(f"{name} and {other} do not go together; leave one of them out")
+
+
+def read_names(text: str) -> tuple[str, ...]:
+    """Names of tasks between commas; some rows have a comma themselves (``Text, direction``)."""
+    from sptlib.experiments.ablation import TASKS
+
+    found: list[str] = []
+    for word in map(str.strip, text.split(",")):
+        if not word:
+            raise ConfigError(f"--tasks takes names between commas, found {text!r}")
+        if found and f"{found[-1]}, {word}" in TASKS:
+            found[-1] += f", {word}"
+        else:
+            found.append(word)
+    return tuple(dict.fromkeys(found))
 
 
 def read_value(text: str):

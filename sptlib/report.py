@@ -40,11 +40,14 @@ def scale(
     devices = sorted({r.entry.environment["device"] for r in results})
     threads = sorted({r.entry.environment["threads"] for r in results})
     n = len({r.entry.key for r in results})
-    minutes = training_seconds(results, store) / 60
+    seconds = training_seconds(results, store)
+    took = f"{seconds / 60:.1f} minutes" if seconds < 7200 else f"{seconds / 3600:.1f} hours"
+    machines = sorted({r.entry.environment.get("processor", "") for r in results} - {""})
+    machine = f" ({', '.join(machines)})" if machines else ""
     return Markdown(
         f"**Scale of {what}**: preset `{preset}`; seeds {seeds[0]}–{seeds[-1]} "
-        f"(n = {len(seeds)}); {n} Runs, {minutes:.1f} minutes of training on "
-        f"{'/'.join(devices)} with {'/'.join(map(str, threads))} thread per Run. "
+        f"(n = {len(seeds)}); {n} Runs, {took} of training on "
+        f"{'/'.join(devices)}{machine} with {'/'.join(map(str, threads))} thread per Run. "
         "This is not the paper's scale."
     )
 

@@ -47,7 +47,7 @@ def depths(preset: str, name: str, layers: Sequence[int] = ()) -> tuple[int, ...
     if layers:
         return tuple(sorted(set(layers)))
     recipe = TASKS[name]
-    if presets.check(preset) == "smoke":
+    if preset == "smoke":
         return (1, 2)
     if preset == "paper" and recipe in PUBLISHED_LAYERS:
         return tuple(range(1, PUBLISHED_LAYERS[recipe] + 1))

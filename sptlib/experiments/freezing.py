@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import pandas as pd
 
+from sptlib.analysis import stats
 from sptlib.config import Run
 from sptlib.experiments import few_labels, replication, synthetic
 from sptlib.experiments.ablation import QUICK as QUICK
@@ -208,3 +209,40 @@ def at_own_labels(table: pd.DataFrame) -> pd.DataFrame:
     if table.empty:
         return table
     return table[table["labels"] == table.groupby("task")["labels"].transform("first")]
+
+
+def explanations(table: pd.DataFrame) -> list[tuple[str, list[bool]]]:
+    """What three explanations of frozen attention's success on images predict, and what is so.
+
+    Args:
+        table: rows of Image, with several numbers of labels.
+
+    Returns:
+        Predictions with their outcomes, for `sptlib.report.verdicts`; empty without such rows.
+    """
+    if table.empty or table["labels"].nunique() < 2:
+        return []
+    own, most = table["labels"].iloc[0], table["labels"].max()
+    few = table["labels"].min()
+    at = dict(list(table.groupby("labels")))
+
+    def gain(n: int, a: str, b: str = SCRATCH, value: str = "test_accuracy") -> stats.Interval:
+        return stats.paired(at[n], value, a, b)
+
+    shrinks = stats.interval(
+        stats.differences(at[few], "test_accuracy", "frozen QKVO", SCRATCH)
+        - stats.differences(at[most], "test_accuracy", "frozen QKVO", SCRATCH)
+    )
+    loss = gain(own, SCRATCH, "frozen QKVO", "train_loss")
+    return [
+        (f"random features: frozen beats uniform attention with {own} labels (interval above 0)",
+         [gain(own, "frozen QKVO", UNIFORM).low > 0]),
+        (f"overfitting: uniform attention, too, beats scratch with {own} labels",
+         [gain(own, UNIFORM).low > 0]),
+        (f"overfitting: frozen's advantage is smaller with {most} labels than with {few}",
+         [shrinks.low > 0]),
+        ("overfitting: scratch fits its training labels (training loss below 0.1)",
+         [at[own].loc[at[own]["arm"] == SCRATCH, "train_loss"].mean() < 0.1]),
+        ("optimisation: scratch ends with a higher training loss than frozen, by 0.1 or more",
+         [loss.low > 0 and loss.mean >= 0.1]),
+    ]  # fmt: skip
