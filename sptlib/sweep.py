@@ -80,7 +80,7 @@ class TimeUp(SptError):  # noqa: N818 (nothing is wrong)
 
     Attributes:
         n_stored: trainings that were finished.
-        n_left: trainings that were not, those that failed included.
+        n_left: trainings that were not.
     """
 
     def __init__(self, n_stored: int, n_left: int):
@@ -119,7 +119,7 @@ def compute_all(
         deadline: when to stop, by `time.monotonic`; what is running gets to its next step.
 
     Raises:
-        SweepError: after all others are done, if some failed.
+        SweepError: after all others are done, or the time is up, if some failed.
         TimeUp: at the deadline, when the running ones have saved a checkpoint.
         Interrupted: after Ctrl-C or SIGTERM, when the running ones have saved a checkpoint.
         SchedulerError: if no scheduler answers, or it went away.
@@ -194,9 +194,10 @@ def _report(
     """Raise what has to be known: that it was stopped, or what failed."""
     stopped = sum(outcome.stopped for outcome in outcomes.values())
     failed = {name: outcome.error for name, outcome in outcomes.items() if outcome.error}
-    if stopped:
-        n = (len(outcomes) - stopped - len(failed), stopped + len(failed))
-        raise Interrupted(*n, signum) if signum else TimeUp(*n)
+    if stopped and signum:
+        raise Interrupted(len(outcomes) - stopped - len(failed), stopped + len(failed), signum)
     if failed:
         traces = {n: outcomes[n].traceback for n in failed if outcomes[n].traceback}
         raise SweepError(failed, {name: nodes[name] for name in failed}, traces)
+    if stopped:
+        raise TimeUp(len(outcomes) - stopped, stopped)
