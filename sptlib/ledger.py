@@ -16,7 +16,7 @@ from sptlib.claims import CLAIMS, Claim, find
 from sptlib.config import Run, digest
 from sptlib.experiments import get
 from sptlib.experiments.base import Result
-from sptlib.export import UNREADABLE, Shipped, Study, is_current
+from sptlib.export import UNREADABLE, Shipped, Study, gather, is_current
 from sptlib.store import Entry, Store
 
 #: the verdicts, from good to none
@@ -88,7 +88,12 @@ class Lookup:
 
     def get(self, run: Run) -> Entry | Shipped | None:
         """The stored result, or None."""
-        return self.place.get(run) if digest(run) in self._known else None
+        if digest(run) not in self._known:
+            return None
+        entry = self.place.get(run)
+        parts = ("result", "metrics", "environment")
+        readable, _ = gather([entry] if entry else [], lambda e: [getattr(e, p) for p in parts])
+        return entry if readable else None
 
 
 def judge(claim: Claim, lookup: Lookup, preset: str, seeds: int = 0) -> Judgement:

@@ -1,8 +1,9 @@
 """Decision rules: one question about one row of an experiment's table, answered from its seeds.
 
 The rules and their margins were fixed before the ablations were run. Effects are differences of
-test accuracy, paired by seed; p values are those of one-sided t tests, and of the parts of one
-claim they are corrected for their number (Holm 1979).
+test accuracy, paired by seed. An effect has the p value of a two-sided t test, as its 95 % interval
+has; equivalence and non-inferiority have those of one-sided tests, as is customary. The p values of
+the parts of one claim are corrected for their number (Holm 1979).
 """
 
 from collections.abc import Sequence
@@ -38,7 +39,7 @@ class Part:
         question: in words, e.g. "SPT − scratch".
         effect: mean and 95 % interval over seeds.
         text: the effect as people read it.
-        p: of the one-sided test, not corrected; after `decide`, corrected.
+        p: of the test, not corrected; after `decide`, corrected.
         enough: whether the effect is as large as the rule asks for.
         asked: False where the question has no sense, because there is no gain to share.
     """
@@ -69,6 +70,11 @@ def _text(effect: Interval, digits: str, scale: float = 1.0, unit: str = "") -> 
     return f"{mean} [{effect.low * scale:{digits}}, {effect.high * scale:{digits}}]"
 
 
+def _two_sided(values: np.ndarray) -> float:
+    """p of a two-sided t test against 0, where the mean is above; 1 where it is below."""
+    return min(1.0, 2 * stats.p_above(values))
+
+
 def gain(table: pd.DataFrame, a: str, b: str, where: str, what: str = "") -> Part:
     """Is arm a better than b, and by at least `MIN_EFFECT`?
 
@@ -82,7 +88,7 @@ def gain(table: pd.DataFrame, a: str, b: str, where: str, what: str = "") -> Par
     values = stats.differences(table, ACCURACY, a, b)
     effect = stats.interval(values)
     return Part(
-        where, what or f"{a} − {b}", effect, _points(effect), stats.p_above(values),
+        where, what or f"{a} − {b}", effect, _points(effect), _two_sided(values),
         enough=effect.mean >= MIN_EFFECT,
     )  # fmt: skip
 
@@ -120,7 +126,7 @@ def share(
     values = stats.differences(table, ACCURACY, part, start)
     values = values - SHARE * stats.differences(table, ACCURACY, whole, start)
     text = f"{_text(effect, '.2f')} of it"
-    return Part(where, question, effect, text, stats.p_above(values))
+    return Part(where, question, effect, text, _two_sided(values))
 
 
 def near(values: Sequence[float], target: float, margin: float, where: str, question: str) -> Part:

@@ -31,6 +31,9 @@ PUBLISHED_LAYERS = {
     recipe: presets.paper(recipe).model.n_layers for recipe in replication.TASKS.values()
 }
 
+#: seeds of each preset, for ablations with many arms
+N_SEEDS = replication.N_SEEDS
+
 SCRATCH, SPT, SHORT = "scratch", "SPT", few_labels.SHORT
 
 
@@ -71,10 +74,15 @@ def rows_of(preset: str, task: str, live: Sequence[str], study: Sequence[str]) -
     return check(task, defaults.get(presets.check(preset), study))
 
 
-def seeds_of(name: str, preset: str, seeds: int = 0) -> range:
-    """Seeds 0 … n−1 of a row; 0 = the preset's number, in a study five for long trainings."""
-    long = replication.N_SEEDS if name not in QUICK else presets.N_SEEDS
-    return seed_list(seeds or long[presets.check(preset)])
+def seeds_of(preset: str, seeds: int = 0, number: Mapping[str, int] = N_SEEDS) -> range:
+    """Seeds 0 … n−1; 0 = the preset's number.
+
+    Args:
+        preset: name of the preset.
+        seeds: n.
+        number: the presets' numbers.
+    """
+    return seed_list(seeds or number[presets.check(preset)])
 
 
 def base_run(preset: str, name: str, seed: int, n_layers: int = 0) -> Run:

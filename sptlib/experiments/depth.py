@@ -9,7 +9,9 @@ from collections.abc import Sequence
 
 import pandas as pd
 
+from sptlib import presets
 from sptlib.experiments.ablation import (
+    N_SEEDS,
     PUBLISHED_LAYERS,
     SCRATCH,
     SPT,
@@ -38,8 +40,9 @@ LAYERS: dict[str, dict[str, tuple[int, ...]]] = {
     "classroom": {"neighbor": (1, 2)},
     "study": {"neighbor": (1, 2, 4), "image": (1, 2, 3), "text:direction": (1, 2, 4)},
 }
-#: a deep training takes longer; so many seeds of the study then have to do
-DEEP, DEEP_SEEDS = 3, 5
+
+#: deep trainings take longer: from so many layers on, a study has the ablations' number of seeds
+DEEP = 3
 
 
 def depths(preset: str, name: str, layers: Sequence[int] = ()) -> tuple[int, ...]:
@@ -76,15 +79,13 @@ def cases(
         Case({"task": name, "layers": depth, "arm": title}, run)
         for name in rows_of(preset, task, LIVE, ROWS)
         for depth in depths(preset, name, wanted)
-        for seed in _seeds(name, preset, seeds, depth)
+        for seed in _seeds(preset, seeds, depth)
         for title, run in make(preset, name, base_run(preset, name, seed, depth), ARMS, {}).items()
     ]
 
 
-def _seeds(name: str, preset: str, seeds: int, depth: int) -> range:
-    found = seeds_of(name, preset, seeds)
-    long = preset == "study" and not seeds and depth >= DEEP
-    return found[:DEEP_SEEDS] if long else found
+def _seeds(preset: str, seeds: int, depth: int) -> range:
+    return seeds_of(preset, seeds, N_SEEDS if depth >= DEEP else presets.N_SEEDS)
 
 
 def table(results: Sequence[Result]) -> pd.DataFrame:

@@ -133,7 +133,7 @@ def cases(
     """
     found = []
     for name in rows_of(preset, task, LIVE, QUICK):
-        for seed in seeds_of(name, preset, seeds):
+        for seed in seeds_of(preset, seeds):
             base = base_run(preset, name, seed, n_layers)
             arms = ARMS
             if preset == "classroom" and name == "Image":  # to save time

@@ -102,7 +102,7 @@ def cases(
 
     Args:
         preset: name of the preset.
-        seeds: seeds 0 … n−1; 0 = the preset's number, in a study five for slow sources.
+        seeds: seeds 0 … n−1; 0 = the preset's number.
         sources: names of `SOURCES` or recipes; empty = all, at the classroom all but `SLOW`.
         n_layers: layers of the model; 0 = the preset's.
         task: the target, a row or a recipe; "" = `ROWS`, at the classroom `LIVE`.
@@ -114,16 +114,11 @@ def cases(
     found = []
     for name in rows_of(preset, task, LIVE, ROWS):
         arms = arms_of(preset, name, chosen)
-        for seed in seeds_of(name, preset, seeds):
-            known = {
-                title: arm
-                for title, arm in arms.items()
-                if title not in SLOW or seed in seeds_of(title, preset, seeds)
-            }
+        for seed in seeds_of(preset, seeds):
             base = base_run(preset, name, seed, n_layers)
             found += [
                 Case({"task": name, "arm": title}, run)
-                for title, run in make(preset, name, base, known, {}).items()
+                for title, run in make(preset, name, base, arms, {}).items()
             ]
     return found
 

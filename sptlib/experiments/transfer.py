@@ -143,7 +143,7 @@ def cases(
                 arms = {
                     title: arm for title, arm in arms.items() if title not in {**TOGETHER, **LONGER}
                 }
-            for seed in seeds_of(name, preset, seeds):
+            for seed in seeds_of(preset, seeds):
                 base = base_run(preset, name, seed, layers)
                 found += [
                     Case({"task": name, "layers": layers, "arm": title}, run)
