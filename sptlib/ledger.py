@@ -15,6 +15,7 @@ from sptlib.analysis.decisions import Part
 from sptlib.claims import CLAIMS, Claim, find
 from sptlib.config import Run, digest
 from sptlib.experiments import get
+from sptlib.experiments.ablation import LRA
 from sptlib.experiments.base import Result
 from sptlib.export import UNREADABLE, Shipped, Study, gather, is_current
 from sptlib.store import Entry, Store
@@ -114,7 +115,9 @@ def judge(claim: Claim, lookup: Lookup, preset: str, seeds: int = 0) -> Judgemen
     table = get(claim.experiment).table(results)
     parts = decisions.decide(claim.parts(table))
     verdict = decisions.verdict(parts)
-    left_out = tuple(name for name in claim.covers if name not in {part.where for part in parts})
+    judged = {part.where.split(" ← ")[0] for part in parts}
+    covers = LRA if preset == "paper" else claim.covers
+    left_out = tuple(name for name in covers if claim.covers and name not in judged)
     if left_out and verdict == "reproduced":
         verdict = "partly"
     n = [part.effect.n for part in parts]
@@ -162,15 +165,17 @@ def details(judgements: Sequence[Judgement]) -> pd.DataFrame:
             "id": j.claim.id,
             "where": part.where,
             "question": part.question,
-            "effect": part.text,
+            "effect [95 % interval]": part.text,
             "seeds": part.effect.n,
-            "p": f"{part.p:.3g}" if part.asked else "–",
+            "p (Holm)": f"{part.p:.3g}" if part.asked else "–",
             "answer": ("yes" if part.holds else "no") if part.asked else "not asked",
         }
         for j in judgements
         for part in j.parts
     ]
-    columns = ["id", "where", "question", "effect", "seeds", "p", "answer"]
+    columns = [
+        "id", "where", "question", "effect [95 % interval]", "seeds", "p (Holm)", "answer",
+    ]  # fmt: skip
     return pd.DataFrame(rows, columns=columns).set_index("id")
 
 

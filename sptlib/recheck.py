@@ -27,8 +27,6 @@ ENVIRONMENT = (
     "accumulate",
 )  # fmt: skip
 
-RESULT = " of the result"
-
 
 @dataclass(frozen=True)
 class Comparison:
@@ -160,7 +158,7 @@ def compare(old: Entry | Shipped, new: Entry | None, failed: dict[str, str]) -> 
         value, now = before.get(name), after.get(name)
         if name in before and name in after and value == now:
             continue
-        if name not in before and name.endswith(RESULT):  # an older version did not record it
+        if name not in before and name.startswith("moved_"):  # an older version did not record it
             continue
         # steps and counts are not measured by how far they are apart
         if type(value) is type(now) is float and math.isfinite(value - now):
@@ -186,7 +184,7 @@ def compare(old: Entry | Shipped, new: Entry | None, failed: dict[str, str]) -> 
 
 def _numbers(entry: Entry | Shipped, thin: bool) -> dict[str, Any]:
     """Everything in result and log by a name that says where it is."""
-    found = {f"{name}{RESULT}": value for name, value in entry.result.items()}
+    found = {f"{name} of the result": value for name, value in entry.result.items()}
     lines = export.thinned(entry.metrics) if thin else entry.metrics
     found["number of logged lines"] = len(lines)
     for line in lines:

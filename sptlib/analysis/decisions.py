@@ -14,7 +14,6 @@ import pandas as pd
 
 from sptlib.analysis import stats
 from sptlib.analysis.stats import Interval
-from sptlib.errors import ConfigError
 
 #: level of a claim's tests together
 ALPHA = 0.05
@@ -118,11 +117,10 @@ def share(
     """
     question = f"{part}: share of the gain"
     gained = stats.paired(table, ACCURACY, whole, start)
-    try:
-        effect = stats.recovered(table, ACCURACY, start, part, whole)
-    except ConfigError:
+    if not (gained.low > 0 or (gained.n == 1 and gained.mean > 0)):
         text = f"no gain to share ({_points(gained)})"
         return Part(where, question, gained, text, 1.0, asked=False)
+    effect = stats.recovered(table, ACCURACY, start, part, whole)
     values = stats.differences(table, ACCURACY, part, start)
     values = values - SHARE * stats.differences(table, ACCURACY, whole, start)
     text = f"{_text(effect, '.2f')} of it"
@@ -137,8 +135,17 @@ def near(values: Sequence[float], target: float, margin: float, where: str, ques
     return Part(where, question, effect, text, stats.p_within(x - target, margin))
 
 
+def both(first: Part, second: Part, question: str) -> Part:
+    """Do two things hold in one place? p is the larger one (intersection–union test)."""
+    text = f"{first.question}: {first.text}; {second.question}: {second.text}"
+    return Part(
+        first.where, question, second.effect, text, max(first.p, second.p),
+        enough=first.enough and second.enough, asked=first.asked and second.asked,
+    )  # fmt: skip
+
+
 def best(parts: Sequence[Part], where: str, question: str) -> Part:
-    """Does at least one of several hold? Its p is the smallest, times their number."""
+    """Does at least one of several hold? Its p is the smallest, times their number (Bonferroni)."""
     first = min(parts, key=lambda part: (not part.enough, part.p))
     found = f"{first.where}: {first.text}"
     p = min(1.0, first.p * len(parts))

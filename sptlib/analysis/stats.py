@@ -126,10 +126,10 @@ def equivalent(values, target: float, margin: float, alpha: float = 0.05) -> boo
 def p_above(values, threshold: float = 0.0) -> float:
     """p of the one-sided t test against a mean of at most ``threshold``.
 
-    With one value there is no test, and p is 1; where all values are equal there is no doubt.
+    With fewer than three values p is 1; where all values are equal there is no doubt.
     """
     x = np.asarray(values, dtype=np.float64)
-    if x.size < 2:
+    if x.size < 3:  # two equal differences would have no doubt at all
         return 1.0
     sd = float(x.std(ddof=1)) if np.ptp(x) else 0.0
     if sd == 0:

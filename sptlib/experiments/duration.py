@@ -12,6 +12,7 @@ from dataclasses import replace
 import pandas as pd
 
 from sptlib import presets
+from sptlib.analysis import describe
 from sptlib.config import Run
 from sptlib.cost.workload import workload
 from sptlib.errors import ConfigError
@@ -28,6 +29,7 @@ from sptlib.experiments.ablation import (
 )
 from sptlib.experiments.ablation import SPT as SPT
 from sptlib.experiments.base import Case, Result, frame, with_steps
+from sptlib.tasks import load
 
 NAME = "duration"
 GROUP_BY = ["task", "epochs", "arm"]
@@ -68,7 +70,10 @@ def lengths(
 
 
 def _with_epochs(base: Run, epochs: float) -> Run:
-    return replace(base, pretrain=replace(base.pretrain, epochs=epochs))
+    """The Run with this much pretraining, of which the warm-up keeps its share."""
+    share = min(1.0, epochs / base.pretrain.epochs)
+    warmup = round(share * base.pretrain.warmup_steps)
+    return replace(base, pretrain=replace(base.pretrain, epochs=epochs, warmup_steps=warmup))
 
 
 def steps_for_compute(base: Run) -> int:
@@ -188,8 +193,8 @@ def learned(results: Sequence[Result], store) -> pd.DataFrame:
         store: a run store or a study, which has the pretrainings.
 
     Returns:
-        Columns task, epochs, arm, seed, val_loss (of reconstruction), gained (1 − val_loss / the
-        seed's largest, at its shortest length), test_accuracy.
+        Columns task, epochs, arm, seed, val_loss (of reconstruction), entropy (of single symbols),
+        gained (1 − val_loss / entropy), test_accuracy.
     """
     rows = [
         {
@@ -201,9 +206,34 @@ def learned(results: Sequence[Result], store) -> pd.DataFrame:
         for r in results
         if r.labels["arm"] == SPT
     ]
-    columns = ["task", "epochs", "arm", "seed", "val_loss", "gained", "test_accuracy"]
     if not rows:
-        return pd.DataFrame(columns=columns)
+        return pd.DataFrame(columns=["task", "epochs", "arm", "seed", "val_loss", "test_accuracy"])
     table = pd.DataFrame(rows)
-    most = table.groupby(["task", "seed"])["val_loss"].transform("max")
-    return table.assign(gained=1 - table["val_loss"] / most, cell=table["epochs"])
+    specs = {r.labels["task"]: r.entry.spec for r in results}
+    entropies = {
+        name: describe.symbol_entropy(load(run.task, run.seed)) for name, run in specs.items()
+    }
+    entropy = table["task"].map(entropies)
+    return table.assign(
+        entropy=entropy, gained=1 - table["val_loss"] / entropy, cell=table["epochs"]
+    )
+
+
+def plan(preset: str, task: str = "", pretrain_epochs: Sequence[float] = ()) -> pd.DataFrame:
+    """The lengths of each row in epochs and steps, and the steps of warm-up among them."""
+    rows = []
+    for name in rows_of(preset, task, LIVE, ROWS):
+        base = base_run(preset, name, 0)
+        for epochs in lengths(preset, pretrain_epochs, TASKS[name]):
+            if epochs:
+                run = _with_epochs(base, epochs)
+                rows.append(
+                    {
+                        "task": name,
+                        "epochs": f"{epochs:g}",
+                        "share of the preset's length": f"{epochs / base.pretrain.epochs:.1%}",
+                        "steps": run.pretraining.n_steps,
+                        "of them warm-up": run.pretrain.warmup_steps,
+                    }
+                )
+    return pd.DataFrame(rows).set_index(["task", "epochs"]) if rows else pd.DataFrame()

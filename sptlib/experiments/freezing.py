@@ -69,8 +69,8 @@ TUNED_AT = "study"
 N_TUNING_SEEDS = 1
 RATES = {
     "neighbor": synthetic.RATES,
-    "image": few_labels.RATES,
-    "text:direction": replication.RATES,
+    "image": (*few_labels.RATES, 5e-2),
+    "text:direction": (*replication.RATES, 1e-2),
 }
 #: the chosen rates (data/tuning/freezing.csv; a test compares)
 CHOSEN: dict[str, dict[str, float]] = {
@@ -115,9 +115,10 @@ def labels_of(preset: str, name: str) -> tuple[int, ...]:
 
 
 def with_labels(base: Run, n_labels: int) -> Run:
-    """The Run with another number of labels and as many label steps."""
-    steps = base.n_steps
-    return with_steps(replace(base, task=replace(base.task, n_labels=n_labels)), steps)
+    """The Run with another number of labels, as many label steps and as many evaluations."""
+    run = replace(base, task=replace(base.task, n_labels=n_labels))
+    finetune = with_steps(run, base.n_steps).finetune
+    return replace(run, finetune=replace(finetune, n_evals=base.finetune.n_evals))
 
 
 def cases(
@@ -180,7 +181,9 @@ def moved(results: Sequence[Result], store) -> pd.DataFrame:
         Columns task, arm, seed, group, moved. The arms: "labels only" (scratch), "reconstruction",
         and "labels after it".
     """
-    own = {r.labels["task"]: r.entry.spec.n_sequences for r in results if r.labels["arm"] == SPT}
+    own: dict[str, int] = {}
+    for r in results:
+        own.setdefault(r.labels["task"], r.labels["labels"])  # a row's own number comes first
     rows = []
     for r in results:
         arm, name = r.labels["arm"], r.labels["task"]

@@ -83,7 +83,9 @@ def arms_of(preset: str, target: str, sources: Sequence[str]) -> dict[str, Arm]:
 
 def check_sources(sources: Sequence[str]) -> tuple[str, ...]:
     """Sources by name or recipe, in order; raises `ConfigError` with a suggestion."""
-    known = {**{TASKS[name]: name for name in TASKS}, **{name: name for name in (*TASKS, *NOISE)}}
+    known = {name: name for name in (*TASKS, *NOISE)}
+    for name, recipe in TASKS.items():
+        known.setdefault(recipe, name)  # of `neighbor`, the first variant
     for name in sources:
         if name not in known:
             raise unknown("source of pretraining data", name, known)

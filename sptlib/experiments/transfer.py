@@ -88,8 +88,8 @@ TUNED_AT = "study"
 N_TUNING_SEEDS = 2
 RATES = {
     "neighbor": synthetic.RATES,
-    "image": few_labels.RATES,
-    "text:direction": replication.RATES,
+    "image": (*few_labels.RATES, 5e-2),
+    "text:direction": (*replication.RATES, 1e-2),
 }
 #: rates of queries and keys and of the MLP on `neighbor` are those of `synthetic`
 SEARCHED_BEFORE = ("QK from SPT", "MLP from SPT")
@@ -136,9 +136,12 @@ def cases(
     found = []
     for name in rows_of(preset, task, LIVE, QUICK):
         own = base_run(preset, name, 0, n_layers).model.n_layers
-        more = MORE_LAYERS.get(name, ()) if preset == "study" and not n_layers else ()
+        more = {"study": MORE_LAYERS.get(name, ()), "paper": (1,)}.get(preset, ())
+        more = () if n_layers else tuple(layers for layers in more if layers != own)
         for layers in (own, *more):
             arms = ARMS if layers == own else {**WHOLE, **PARTS}
+            if preset == "paper" and layers != own:  # the question of one layer
+                arms = {**WHOLE, "QK from SPT": PARTS["QK from SPT"]}
             if preset == "classroom":
                 arms = {
                     title: arm for title, arm in arms.items() if title not in {**TOGETHER, **LONGER}
