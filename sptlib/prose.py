@@ -10,8 +10,12 @@ import numpy as np
 import pandas as pd
 from IPython.display import Markdown
 
+from sptlib import ledger
+from sptlib.analysis import stats
 from sptlib.analysis.stats import Interval
+from sptlib.export import Study
 from sptlib.ledger import Judgement
+from sptlib.store import Store
 
 
 def difference(a: str, b: str, gain: Interval, scale: float = 100.0, unit: str = "points") -> str:
@@ -26,7 +30,7 @@ def difference(a: str, b: str, gain: Interval, scale: float = 100.0, unit: str =
     """
     size = f"{abs(gain.mean) * scale:.1f} {unit}"
     if np.isnan(gain.low):
-        word = "above" if gain.mean > 0 else "below"
+        word = "above" if gain.mean > 0 else "below" if gain.mean < 0 else "from"
         return f"{a} is {size} {word} {b} in the one seed there is, which says little"
     low, high = gain.low * scale, gain.high * scale
     span = f"95 % interval {low:+.1f} to {high:+.1f}, n = {gain.n}"
@@ -51,6 +55,19 @@ def bullets(gains: Mapping[str, Interval]) -> Markdown:
     return Markdown("\n".join(lines) or "There is nothing to compare at this scale.")
 
 
+def sentence(table: pd.DataFrame, a: str, b: str) -> str:
+    """`difference` of two arms' test accuracies; a table without them says that they were not run.
+
+    Args:
+        table: rows of one place, one per arm and seed.
+        a: an arm.
+        b: another.
+    """
+    if not {a, b} <= set(table["arm"]):
+        return f"{a} and {b} were not run"
+    return difference(a, b, stats.paired(stats.common(table, a, b), "test_accuracy", a, b))
+
+
 def best(table: pd.DataFrame, arms: Sequence[str], by: str = "task") -> Markdown:
     """For each place, its arms from the best mean test accuracy to the worst, in a sentence."""
     lines = []
@@ -61,22 +78,35 @@ def best(table: pd.DataFrame, arms: Sequence[str], by: str = "task") -> Markdown
     return Markdown("\n".join(lines) or "There is nothing to rank at this scale.")
 
 
-def verdicts(live: Sequence[Judgement], study: Sequence[Judgement]) -> pd.DataFrame:
+def verdicts(
+    ids: Sequence[str],
+    store: Store,
+    study: Study,
+    preset: str,
+    seeds: int = 0,
+    as_it_is: bool = True,
+) -> pd.DataFrame:
     """The verdicts on some claims, live and of the study, side by side.
 
     Args:
-        live: at the preset of this book.
-        study: of the same claims in the same order.
+        ids: of the claims.
+        store: of the live results.
+        study: what is shipped.
+        preset: of the live results.
+        seeds: seeds 0 … n−1 of them; 0 = the preset's number.
+        as_it_is: False if the page was executed with parameters that change more than preset and
+            seeds: claims are about the preset's own Runs, so there is no live verdict then.
     """
+    live = ledger.ledger(store, preset, seeds, ids) if as_it_is else [None] * len(ids)
     rows = [
         {
-            "id": a.claim.id,
-            "claim": a.claim.text,
-            "rule": a.claim.rule,
-            f"live ({a.preset})": cell(a),
+            "id": b.claim.id,
+            "claim": b.claim.text,
+            "rule": b.claim.rule,
+            f"live ({preset})": cell(a) if a else "not asked: other Runs than the preset's",
             "study": cell(b),
         }
-        for a, b in zip(live, study, strict=True)
+        for a, b in zip(live, ledger.ledger(study, "study", only=ids), strict=True)
     ]
     return pd.DataFrame(rows).set_index("id")
 

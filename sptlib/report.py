@@ -47,8 +47,8 @@ def scale(
     return Markdown(
         f"**Scale of {what}**: preset `{preset}`; seeds {seeds[0]}–{seeds[-1]} "
         f"(n = {len(seeds)}); {n} Runs, {took} of training on "
-        f"{'/'.join(devices)}{machine} with {'/'.join(map(str, threads))} thread per Run. "
-        "This is not the paper's scale."
+        f"{'/'.join(devices)}{machine} with {'/'.join(map(str, threads))} thread per Run."
+        + ("" if preset == "paper" else " This is not the paper's scale.")
     )
 
 

@@ -214,38 +214,44 @@ def at_own_labels(table: pd.DataFrame) -> pd.DataFrame:
     return table[table["labels"] == table.groupby("task")["labels"].transform("first")]
 
 
-def explanations(table: pd.DataFrame) -> list[tuple[str, list[bool]]]:
+def explanations(table: pd.DataFrame) -> pd.DataFrame:
     """What three explanations of frozen attention's success on images predict, and what is so.
 
     Args:
         table: rows of Image, with several numbers of labels.
 
     Returns:
-        Predictions with their outcomes, for `sptlib.report.verdicts`; empty without such rows.
+        A row per prediction: explanation, prediction, difference with its interval, and whether it
+        comes true: "yes" or "no" where the interval excludes 0, else "open". Empty without rows.
     """
     if table.empty or table["labels"].nunique() < 2:
-        return []
-    own, most = table["labels"].iloc[0], table["labels"].max()
-    few = table["labels"].min()
+        return pd.DataFrame()
     at = dict(list(table.groupby("labels")))
+    few, most = min(at), max(at)
+    frozen = "frozen QKVO"
+    rows = []
 
-    def gain(n: int, a: str, b: str = SCRATCH, value: str = "test_accuracy") -> stats.Interval:
-        return stats.paired(at[n], value, a, b)
+    def add(explanation: str, prediction: str, found: stats.Interval, unit: str = "points") -> None:
+        scale, digits = (100, 1) if unit == "points" else (1, 3)
+        answer = "yes" if found.low > 0 else "no" if found.high < 0 else "open"
+        text = found.text(scale, digits, unit)
+        rows.append((explanation, prediction, text, answer))
 
+    for n in sorted(at):
+        gain = stats.paired(at[n], "test_accuracy", frozen, UNIFORM)
+        add("random features", f"{n} labels: frozen beats uniform attention", gain)
+    for n in sorted(at):
+        gain = stats.paired(at[n], "test_accuracy", UNIFORM, SCRATCH)
+        add("overfitting through attention", f"{n} labels: uniform attention beats scratch", gain)
     shrinks = stats.interval(
-        stats.differences(at[few], "test_accuracy", "frozen QKVO", SCRATCH)
-        - stats.differences(at[most], "test_accuracy", "frozen QKVO", SCRATCH)
+        stats.differences(at[few], "test_accuracy", frozen, SCRATCH)
+        - stats.differences(at[most], "test_accuracy", frozen, SCRATCH)
     )
-    loss = gain(own, SCRATCH, "frozen QKVO", "train_loss")
-    return [
-        (f"random features: frozen beats uniform attention with {own} labels (interval above 0)",
-         [gain(own, "frozen QKVO", UNIFORM).low > 0]),
-        (f"overfitting: uniform attention, too, beats scratch with {own} labels",
-         [gain(own, UNIFORM).low > 0]),
-        (f"overfitting: frozen's advantage is smaller with {most} labels than with {few}",
-         [shrinks.low > 0]),
-        ("overfitting: scratch fits its training labels (training loss below 0.1)",
-         [at[own].loc[at[own]["arm"] == SCRATCH, "train_loss"].mean() < 0.1]),
-        ("optimisation: scratch ends with a higher training loss than frozen, by 0.1 or more",
-         [loss.low > 0 and loss.mean >= 0.1]),
-    ]  # fmt: skip
+    prediction = f"frozen's advantage over scratch is larger with {few} labels than with {most}"
+    add("overfitting through attention", prediction, shrinks)
+    for n in sorted(at):
+        loss = stats.paired(at[n], "train_loss", SCRATCH, frozen)
+        prediction = f"{n} labels: scratch ends with a higher training loss than frozen"
+        add("optimisation", prediction, loss, "nats")
+    columns = ["explanation", "prediction", "difference", "so?"]
+    return pd.DataFrame(rows, columns=columns).set_index(["explanation", "prediction"])
