@@ -60,7 +60,9 @@ class Judgement:
         if self.verdict == "not run":
             if not self.claim.experiment:
                 return "the experiment is not built yet"
-            return f"{self.missing} Runs are missing" if self.missing else "no Run belongs to it"
+            if not self.missing:
+                return "no Run belongs to it"
+            return f"{self.missing} Run{'s are' if self.missing > 1 else ' is'} missing"
         asked = [part for part in self.parts if part.asked]
         text = f"{sum(part.holds for part in asked)} of {len(asked)} hold"
         if len(asked) < len(self.parts):

@@ -264,7 +264,7 @@ def test_a_sweep_says_what_is_missing_and_then_what_failed(sptlib, store, monkey
 
     words = ("sweep", "duration", "--preset", "smoke", "--seeds", "1", "--workers", "1")
     dry = sptlib(*words, "--dry-run")
-    assert dry.stdout.startswith(f"7 Runs, 7 of them not in {store.path}; they need 3 pretraining")
+    assert dry.stdout.startswith(f"13 Runs, 13 of them not in {store.path}; they need 10 pretrain")
     assert not list(store.entries())
     original = execute.finetune
 
@@ -276,17 +276,17 @@ def test_a_sweep_says_what_is_missing_and_then_what_failed(sptlib, store, monkey
     monkeypatch.setattr(execute, "finetune", failing)
     done = sptlib(*words)
     assert done.exit_code == 1
-    assert done.stderr.count("RuntimeError: no labels today\n") == 8  # at once, and in the table
+    assert done.stderr.count("RuntimeError: no labels today\n") == 6  # at once, and in the table
     assert "Traceback" not in done.stderr
-    assert f"sptlib: 4 trainings failed; the others are stored in {store.path}" in done.stderr
+    assert f"sptlib: 3 trainings failed; the others are stored in {store.path}" in done.stderr
     traced = sptlib("--debug", *words)
     assert traced.exit_code == 1
     assert 'raise RuntimeError("no labels today")' in traced.stderr
     monkeypatch.setattr(execute, "finetune", original)
     done = sptlib(*words)
     assert done.exit_code == 0
-    assert done.stdout.splitlines()[-1] == f"7 Runs stored in {store.path}"
-    assert sptlib(*words, "--dry-run").stdout.startswith("7 Runs, 0 of them not in")
+    assert done.stdout.splitlines()[-1] == f"13 Runs stored in {store.path}"
+    assert sptlib(*words, "--dry-run").stdout.startswith("13 Runs, 0 of them not in")
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,22 @@ def test_nothing_is_computed_twice(tiny, store, where, trained):
     assert len(list(store.entries())) == 5
 
 
+def test_a_resumed_training_has_moved_as_far_as_an_undisturbed_one(tiny, tmp_path, where):
+    broken, whole = Store(tmp_path / "a"), Store(tmp_path / "b")
+    for stop_at in (5, 9):  # not from where it went on, but from the start
+        steps = []
+        stopped = replace(
+            where, stop=lambda steps=steps, n=stop_at: steps.append(1) or len(steps) >= n
+        )
+        with pytest.raises(Stopped):
+            compute(tiny, broken, stopped)
+    for spec in (tiny.pretraining, tiny):
+        a, b = (compute(spec, store, where).result for store in (broken, whole))
+        moved = {name: value for name, value in b.items() if name.startswith("moved_")}
+        assert moved["moved_qk"] > 0
+        assert moved.items() <= a.items()
+
+
 def test_two_who_want_the_same_compute_it_once(tiny, store, where, monkeypatch):
     """The second one finds the result once it has the lock."""
     original, calls = Store.lock, []

@@ -140,7 +140,8 @@ def test_style():
     assert ruff.returncode == 0, ruff.stdout
 
 
-def test_imports_go_one_way():
+def imports() -> dict[str, set[str]]:
+    """The modules of the library that each one imports when it is imported itself."""
     files = {".".join(f.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): f
              for f in (ROOT / "sptlib").rglob("*.py")}
     graph: dict[str, set[str]] = {}
@@ -150,7 +151,25 @@ def test_imports_go_one_way():
             if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "sptlib":
                 imported = [f"{node.module}.{alias.name}" for alias in node.names]
                 graph[name] |= {x if x in files else node.module for x in imported}
-    list(TopologicalSorter(graph).static_order())  # raises CycleError, with the circle
+    return graph
+
+
+def test_imports_go_one_way():
+    list(TopologicalSorter(imports()).static_order())  # raises CycleError, with the circle
+
+
+def test_the_api_reference_has_every_module_after_those_it_uses():
+    graph = imports()
+    text = (ROOT / "book" / "api.md").read_text()
+    listed = re.findall(r"^\.\. automodule:: (\S+)$", text, re.M)
+    assert re.findall(r"^### `(\S+)`$", text, re.M) == listed
+    commands = {name for name in graph if re.match(r"sptlib\.(cli|__main__)", name)}
+    empty = {name for name in graph if (ROOT / name.replace(".", "/")).is_dir()} - set(listed)
+    assert set(listed) == set(graph) - commands - empty
+    assert all(graph[name] == set() for name in empty)
+    place = {name: number for number, name in enumerate(listed)}
+    assert [(name, used) for name in listed for used in graph[name]
+            if place.get(used, -1) > place[name]] == []
 
 
 # --- commands --------------------------------------------------------------------------------

@@ -96,6 +96,19 @@ def test_what_was_not_recorded_is_not_compared(tiny, filled):
     assert again(filled)[key(tiny)].elsewhere == ()
 
 
+def test_a_field_that_results_did_not_have_then_is_no_difference(tiny, filled):
+    entry = filled.get(tiny)
+    older = {k: v for k, v in entry.result.items() if not k.startswith("moved_")}
+    assert len(older) < len(entry.result)
+    filled.put(tiny, metrics=entry.metrics, result=older, model=entry.model(),
+               environment=entry.environment)  # fmt: skip
+    assert again(filled)[key(tiny)].outcome == "identical"
+    altered(filled, tiny, result={"gone": 1.0})  # but what they had must still be there
+    found = again(filled)[key(tiny)]
+    assert found.outcome == "different"
+    assert "the first is gone of the result" in found.text
+
+
 def test_an_unknown_processor_may_be_another_one(tiny, filled):
     """Results from before it was recorded: rounding may then differ, and is excused."""
     val_loss = filled.get(tiny).result["val_loss"] + 1e-4

@@ -7,8 +7,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from sptlib import evaluate, tasks, train
-from sptlib.config import FinetuneConfig, ModelConfig, Run
+from sptlib import evaluate, tasks, train, transfer
+from sptlib.config import GROUPS, FinetuneConfig, ModelConfig, Run
 from sptlib.errors import DivergedError
 from sptlib.evaluate import accuracy, reconstruction
 from sptlib.masking import hide
@@ -312,6 +312,35 @@ def test_divergence_names_the_step_and_keeps_the_log(tiny, epochs, step):
     assert math.isfinite(log[0]["loss"])
     last = log[-1]
     assert not math.isfinite(last["loss"] if "loss" in last else last["val_loss"])
+
+
+# --- how far it went ----------------------------------------------------------------------------
+
+
+def test_movement_is_measured_from_the_start_of_each_stage(tiny):
+    data = data_of(tiny)
+    source = pretrain(tiny.pretraining, data)
+    short = replace(tiny, finetune=replace(tiny.finetune, n_evals=1))
+    trained = finetune(short, data, source.model.state_dict())
+    assert trained.result["best_step"] == trained.result["steps"]  # so that the end was kept
+    start = build(tiny.model, data, tiny.seed, "finetune")
+    transfer.copy_groups(start, source.model.state_dict(), tiny.transfer)
+    before, after = (dict(model.named_parameters()) for model in (start, trained.model))
+    expected = {f"moved_{k}": v for k, v in transfer.movement(before, after).items()}
+    assert {k: v for k, v in trained.result.items() if k.startswith("moved_")} == expected
+    assert set(expected) == {f"moved_{group}" for group in GROUPS}
+    assert source.result["moved_head"] == 0.0  # reconstruction does not reach it
+    assert source.result["moved_qk"] > 0.0
+
+
+def test_movement_is_of_the_end_not_of_the_best_checkpoint(tiny):
+    data = data_of(tiny)
+    longer = scratch(tiny, n_evals=12, lr=0.05)
+    trained = finetune(longer, data)
+    assert trained.result["best_step"] < trained.result["steps"]
+    before = dict(build(tiny.model, data, tiny.seed, "finetune").named_parameters())
+    kept = transfer.movement(before, dict(trained.model.named_parameters()))
+    assert trained.result["moved_mlp"] != kept["mlp"]
 
 
 def test_progress_reaches_the_end(tiny):

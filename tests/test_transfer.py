@@ -12,7 +12,7 @@ from sptlib.execute import compute
 from sptlib.model import Transformer, build
 from sptlib.tasks import ImageConfig, NeighborConfig
 from sptlib.train import finetune, pretrain
-from sptlib.transfer import copy_groups, freeze_groups, group_of
+from sptlib.transfer import copy_groups, freeze_groups, group_of, movement
 
 
 def make(kind="tokens", seed=0, max_len=9, **config) -> Transformer:
@@ -92,6 +92,40 @@ def test_the_source_is_not_tied_to_the_model():
     assert not torch.equal(model.norm.bias, source["norm.bias"])
 
 
+def test_movement_is_the_relative_change_of_a_group_as_a_whole():
+    before = {
+        "blocks.0.attention.q.weight": torch.tensor([3.0, 0.0]),
+        "blocks.1.attention.k.bias": torch.tensor([4.0]),
+        "blocks.0.mlp.0.weight": torch.tensor([2.0]),
+        "blocks.0.norm1.bias": torch.tensor([0.0]),
+        "classifier.bias": torch.tensor([0.0]),
+        "classifier.weight": torch.tensor([1.0]),
+        "position": torch.tensor([1.0]),
+        "reconstructor.weight": torch.tensor([1.0]),
+    }
+    after = {name: value.clone() for name, value in before.items()}
+    after["blocks.0.attention.q.weight"] += torch.tensor([0.0, 6.0])
+    after["blocks.1.attention.k.bias"] -= 8.0
+    after["blocks.0.norm1.bias"] += 1.0  # relative to nothing: left out
+    after["classifier.bias"] += 2.0
+    after["reconstructor.weight"] += 1.0  # belongs to no group
+    found = movement(before, after)
+    # queries and keys: (36 + 64) / (9 + 16)
+    assert found == {"embed": 0.0, "qk": 2.0, "mlp": 0.0, "head": 2.0}
+    assert list(found) == [group for group in GROUPS if group in found]
+
+
+def test_movement_reads_the_parameters_and_leaves_them_alone():
+    model = make()
+    start = {name: p.detach().clone() for name, p in model.named_parameters()}
+    assert set(movement(start, dict(model.named_parameters())).values()) == {0.0}
+    assert set(movement(start, start)) == set(GROUPS)
+    model.get_parameter("blocks.1.mlp.2.bias").data.mul_(3)
+    moved = movement(start, dict(model.named_parameters()))
+    assert [group for group, value in moved.items() if value] == ["mlp"]
+    assert torch.equal(model.blocks[1].mlp[2].bias, 3 * start["blocks.1.mlp.2.bias"])
+
+
 # --- through training ---------------------------------------------------------------------------
 
 
@@ -120,6 +154,8 @@ def test_labels_change_everything_but_what_is_frozen(tiny, freeze):
     assert trained.result["frozen"] == [
         n for n, _ in start.named_parameters() if group_of(n) in run.freeze
     ]
+    still = {group for group in GROUPS if trained.result[f"moved_{group}"] == 0.0}
+    assert still == {group for group in GROUPS if group in run.freeze}
 
 
 def test_only_named_groups_come_from_the_pretraining(tiny):

@@ -9,7 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import ttest_1samp, ttest_rel
 
-from sptlib.analysis.stats import equivalent, interval, paired, recovered
+from sptlib.analysis.stats import (
+    differences,
+    equivalent,
+    holm,
+    interval,
+    p_above,
+    p_within,
+    paired,
+    recovered,
+)
 from sptlib.errors import ConfigError
 
 values = st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=2, max_size=12)
@@ -171,3 +180,72 @@ def test_recovered_needs_pairs():
             share(spoilt)
     with pytest.raises(ConfigError, match="same seeds"):
         share(table, "no such arm")
+
+
+# --- p values -----------------------------------------------------------------------------------
+
+
+def test_differences_are_by_seed():
+    shuffled = table([0.9, 0.5, 0.7], [0.3, 0.2, 0.6]).sample(frac=1, random_state=3)
+    found = differences(shuffled, "accuracy", "SPT", "scratch")
+    assert found.tolist() == pytest.approx([0.6, 0.3, 0.1])
+    with pytest.raises(ConfigError, match="same seeds"):
+        differences(table([1, 2], [1, 2], seeds_b=[0, 2]), "accuracy", "SPT", "scratch")
+
+
+@given(st.lists(st.floats(-1, 1), min_size=3, max_size=12), st.floats(-0.5, 0.5))
+def test_p_above_equals_scipy(x, threshold):
+    if np.ptp(x) > 1e-6:
+        expected = ttest_1samp(x, threshold, alternative="greater").pvalue
+        assert p_above(x, threshold) == pytest.approx(expected, rel=1e-6, abs=1e-12)
+
+
+@given(st.lists(st.floats(-0.2, 0.2), min_size=3, max_size=12), st.floats(0.01, 0.1))
+def test_p_within_is_the_larger_of_scipy_s_two(x, margin):
+    if np.ptp(x) > 1e-6:
+        below = ttest_1samp(x, -margin, alternative="greater").pvalue
+        above = ttest_1samp(x, margin, alternative="less").pvalue
+        assert p_within(x, margin) == pytest.approx(max(below, above), rel=1e-6, abs=1e-12)
+        if abs(p_within(x, margin) - 0.05) > 1e-6:
+            assert (p_within(x, margin) < 0.05) is equivalent(x, 0.0, margin)
+
+
+def test_p_by_hand():
+    # mean 2, standard error 1 / sqrt(3), t(0.95; 2) = 2.919986
+    assert p_above([1.0, 2.0, 3.0], 2 - 2.919986 / math.sqrt(3)) == pytest.approx(0.05, abs=1e-6)
+    assert p_above([1.0, 2.0, 3.0], 2.0) == pytest.approx(0.5)
+    # two degrees of freedom: p = 1/2 - t / (2 sqrt(2 + t²)); here t = sqrt(3)
+    assert p_above([1.0, 2.0, 3.0], 1.0) == pytest.approx(0.5 - (3 / 5) ** 0.5 / 2)
+    assert p_within([-1.0, 0.0, 1.0], 1.0) == pytest.approx(0.5 - (3 / 5) ** 0.5 / 2)
+
+
+def test_equal_values_leave_no_doubt_and_too_few_nothing_else():
+    assert [p_above(3 * [0.3], t) for t in (0.2, 0.3, 0.4)] == [0.0, 1.0, 1.0]
+    assert [p_within(3 * [x], 0.05) for x in (0.04, -0.04, 0.05, -0.05, 0.1)] == [0, 0, 1, 1, 1]
+    for few in ([], [5.0], [5.0, 5.0], [5.0, 5.1]):
+        assert p_above(few) == p_within(few, 10.0) == 1.0
+
+
+def test_values_that_differ_by_rounding_alone_are_no_reason_to_warn():
+    x = [0.9 - 0.5, 0.8 - 0.4, 0.7 - 0.3]
+    assert 0 < np.ptp(x) < 1e-15
+    assert p_above(x, 0.3) < 1e-9
+    assert p_above(x, 0.5) > 1 - 1e-9
+    assert p_within(x, 0.5) < 1e-9
+
+
+def test_holm_by_hand():
+    # sorted .01 .02 .03 .04, times 4 3 2 1: .04 .06 .06 .04, never below the one before
+    assert holm([0.03, 0.01, 0.04, 0.02]) == pytest.approx([0.06, 0.04, 0.06, 0.06])
+    assert holm([0.5, 0.9]) == pytest.approx([1.0, 1.0])
+    assert holm([0.2]) == pytest.approx([0.2])
+    assert holm([]) == []
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=8))
+def test_holm_keeps_the_order_and_is_between_none_and_bonferroni(p):
+    found = holm(p)
+    for a, adjusted in zip(p, found, strict=True):
+        assert a - 1e-12 <= adjusted <= min(1.0, len(p) * a) + 1e-12
+        for b, other in zip(p, found, strict=True):
+            assert adjusted <= other + 1e-12 or a > b

@@ -7,7 +7,18 @@ import pytest
 from sptlib import experiments, presets, tuning
 from sptlib.config import digest, key
 from sptlib.errors import ConfigError
-from sptlib.experiments import base, duration, few_labels, replication, synthetic
+from sptlib.experiments import (
+    ablation,
+    base,
+    depth,
+    duration,
+    few_labels,
+    freezing,
+    replication,
+    source,
+    synthetic,
+    transfer,
+)
 from sptlib.notebooks import root
 from sptlib.store import Store
 
@@ -27,9 +38,28 @@ def test_every_preset_builds_every_experiment(module, preset):
     cases = module.cases(preset)
     assert len({case.run for case in cases}) == len(cases), "two cases are the same Run"
     seeds = {case.run.seed for case in cases}
-    n_seeds = getattr(module, "N_SEEDS", presets.N_SEEDS)[preset]
-    assert seeds == set(range(n_seeds))
+    assert seeds in (set(range(presets.N_SEEDS[preset])), set(range(ablation.N_SEEDS[preset])))
     assert all(set(module.GROUP_BY) <= set(case.labels) for case in cases)
+
+
+def n_seeds(module, label: str) -> dict:
+    """How many seeds of the study the Runs with each value of a label have."""
+    found: dict = {}
+    for case in module.cases("study"):
+        found.setdefault(case.labels[label], set()).add(case.run.seed)
+    assert all(seeds == set(range(len(seeds))) for seeds in found.values())
+    return {value: len(seeds) for value, seeds in found.items()}
+
+
+def test_the_study_has_ten_seeds_where_trainings_are_quick_and_arms_are_few():
+    long = ("ListOps", "Pathfinder", "Retrieval", "Text")
+    assert n_seeds(replication, "task") == {
+        task: 5 if task in long else 10 for task in replication.TASKS
+    }
+    assert n_seeds(depth, "layers") == {1: 10, 2: 10, 3: 5, 4: 5}
+    for module, number in ((synthetic, 10), (few_labels, 10), (duration, 10), (source, 5),
+                           (freezing, 5), (transfer, 5)):  # fmt: skip
+        assert set(n_seeds(module, "arm").values()) == {number}, module.NAME
 
 
 def test_seeds_of_the_search_are_never_reported():
@@ -45,16 +75,18 @@ SEARCHED = [module for module in experiments.EXPERIMENTS.values() if hasattr(mod
 def test_rates_follow_from_the_shipped_search(module):
     table = tuning.read(module.NAME, root())
     assert set(table["preset"]) == {module.TUNED_AT}
-    if module is replication:
-        searched = {task: module.CHOSEN[task] for task in module.SEARCHED}
-        assert tuning.choose_by(table, "task") == searched
-    else:
-        assert tuning.choose(table) == module.CHOSEN
-    per_cell = table.groupby(["arm", "lr"]).size()
-    for arm in table["arm"].unique():
-        grid = module.PRETRAIN_RATES if arm == "pretraining" else module.RATES
-        assert set(per_cell[arm].index) == set(grid), "every arm has the whole grid"
-        assert per_cell[arm].nunique() == 1
+    by_task = "task" in table  # then there are rates for each
+    searched = {t: module.CHOSEN[t] for t in table["task"].unique()} if by_task else module.CHOSEN
+    assert (tuning.choose_by(table, "task") if by_task else tuning.choose(table)) == searched
+    unsearched = {"Image"} if module is replication else set()  # the headline of `few_labels`
+    assert not by_task or set(module.CHOSEN) - set(searched) == unsearched
+    for task, rows in table.groupby("task") if by_task else [("", table)]:
+        per_cell = rows.groupby(["arm", "lr"]).size()
+        rates = module.RATES[task] if isinstance(module.RATES, dict) else module.RATES
+        for arm in rows["arm"].unique():
+            grid = module.PRETRAIN_RATES if arm == "pretraining" else rates
+            assert set(per_cell[arm].index) == set(grid), "every arm has the whole grid"
+            assert per_cell[arm].nunique() == 1
     specs = tuning.runs(module, module.TUNED_AT)
     again = "search anew: sptlib sweep NAME --tune"
     assert table["config"].tolist() == [digest(spec) for spec in specs], again
@@ -181,10 +213,16 @@ def test_the_search_writes_one_row_per_training(tmp_path, monkeypatch):
 def test_choose_takes_the_best_mean_and_breaks_ties_by_loss():
     import pandas as pd
 
-    rows = [("a", 1e-3, 0.5, 0.6), ("a", 1e-3, 0.9, 0.6), ("a", 2e-3, 0.8, 0.5),
-            ("a", 2e-3, 0.7, 0.5),
-            ("b", 1e-3, 0.5, 0.7), ("b", 2e-3, 0.5, 0.6), ("pretraining", 1e-3, None, 1.0),
-            ("pretraining", 2e-3, None, 2.0)]
+    rows = [
+        ("a", 1e-3, 0.5, 0.6),
+        ("a", 1e-3, 0.9, 0.6),
+        ("a", 2e-3, 0.8, 0.5),
+        ("a", 2e-3, 0.7, 0.5),
+        ("b", 1e-3, 0.5, 0.7),
+        ("b", 2e-3, 0.5, 0.6),
+        ("pretraining", 1e-3, None, 1.0),
+        ("pretraining", 2e-3, None, 2.0),
+    ]
     table = pd.DataFrame(rows, columns=["arm", "lr", "val_accuracy", "val_loss"])
     assert tuning.choose(table) == {"a": 2e-3, "b": 2e-3, "pretraining": 1e-3}
 
@@ -248,46 +286,3 @@ def test_rows_of_the_replication_by_name_or_recipe():
     live = {c.labels["task"] for c in replication.cases("classroom", 1)}
     assert live == set(replication.LIVE)
     assert len(replication.table([])) == 0
-
-
-# --- duration ------------------------------------------------------------------------------------
-
-
-def test_durations_are_the_published_shares():
-    assert duration.lengths("classroom") == (0.0, 0.08, 0.8, 4.0, 8.0, 16.0)
-    assert duration.lengths("smoke") == (0.0, 0.5, 1.0, 2.0)  # the others come to one step as well
-    assert duration.lengths("classroom", [5, 0, 1]) == (0.0, 1.0, 5.0)
-    for wrong in ([-1], [1, 1.0]):
-        with pytest.raises(ConfigError, match="pretrain_epochs takes"):
-            duration.lengths("classroom", wrong)
-    with pytest.raises(ConfigError, match="about the task neighbor"):
-        duration.cases("smoke", task="image")
-
-
-def test_each_duration_has_its_equals():
-    found = duration.cases("classroom", 2)
-    for seed in (0, 1):
-        runs = {(c.labels["epochs"], c.labels["arm"]): c.run for c in found if c.run.seed == seed}
-        assert len(runs) == 11
-        assert runs[0.0, duration.NONE].pretrain is None
-        for epochs in duration.lengths("classroom")[1:]:
-            spt, scratch = runs[epochs, duration.SPT], runs[epochs, duration.SCRATCH]
-            assert spt.pretrain.epochs == epochs
-            both = spt.pretraining.n_steps + spt.n_steps
-            assert (scratch.pretrain, scratch.n_steps) == (None, both)
-            assert spt.task == scratch.task
-            assert spt.n_steps == runs[0.0, duration.NONE].n_steps
-    full = next(c.run for c in found if c.labels["epochs"] == 16 and c.labels["arm"] == "SPT")
-    assert full == synthetic.make("SPT", synthetic.base_run("classroom", (1, 3), 0))
-
-
-def test_a_sweep_of_durations(store):
-    table = duration.table(collect(duration, store, pretrain_epochs=[0, 1, 2]))
-    assert table[["epochs", "arm"]].values.tolist() == [
-        [0.0, "labels only"],
-        [1.0, "SPT"],
-        [1.0, "scratch, equal total steps"],
-        [2.0, "SPT"],
-        [2.0, "scratch, equal total steps"],
-    ]
-    assert table["steps"].tolist() == [4, 4, 6, 4, 8]
