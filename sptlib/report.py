@@ -3,11 +3,12 @@
 Everything here is read off stored results, so that no number of the book is typed by hand.
 """
 
-from collections.abc import Mapping, Sequence
+import html
+from collections.abc import Sequence
 from dataclasses import asdict
 
 import pandas as pd
-from IPython.display import Markdown
+from IPython.display import HTML, Markdown
 from myst_nb import glue
 from torch import Tensor
 
@@ -328,34 +329,38 @@ def rates(table: pd.DataFrame, by: Sequence[str] = ("arm",)) -> pd.DataFrame:
     return shown.set_index([*by, "lr"])
 
 
-def linked(table: pd.DataFrame, pages: Mapping[str, str]) -> Markdown:
-    """A table whose first column links to chapters.
-
-    Args:
-        table: its index names the rows.
-        pages: name of the notebook by row; "" = no link.
-    """
-    head = [table.index.name or "", *table.columns]
-    lines = [_row(head), _row(["---"] * len(head))]
-    for name, values in table.iterrows():
-        page = pages.get(name, "")
-        lines.append(_row([f"[{name}]({page}.ipynb)" if page else name, *map(str, values)]))
-    return Markdown("\n".join(lines))
-
-
-def _row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+def linked(judgements: Sequence[Judgement]) -> HTML:
+    """The ledger as a table: each claim links to its figure, and to the code that is behind it."""
+    rows = []
+    for j in judgements:
+        claim = j.claim
+        name, code = claim.id, ""
+        if claim.page:
+            name = f'<a href="{claim.page}.html#{claim.figure}">{claim.id}</a>'
+            anchor = f"sptlib-experiments-{claim.experiment}".replace("_", "-")
+            code = f'<a href="../../book/api.html#{anchor}">{claim.experiment}</a>'
+        rows.append(
+            {
+                "id": name,
+                "claim": html.escape(claim.text),
+                "verdict": f"<b>{j.verdict}</b>",
+                "result": html.escape(j.result),
+                "seeds": j.n if j.parts else "–",
+                "code": code,
+            }
+        )
+    table = pd.DataFrame(rows).set_index("id")
+    return HTML(table.to_html(escape=False, classes="table", border=0, index_names=False))
 
 
 def rules(judgements: Sequence[Judgement]) -> pd.DataFrame:
-    """Of each claim: where it is made, what is measured, the rule, and the code behind it."""
+    """Of each claim: where it is made, what is measured, and the rule."""
     rows = [
         {
             "id": j.claim.id,
             "said in": j.claim.said,
             "metric": j.claim.metric,
             "reproduced if": j.claim.rule,
-            "code": j.claim.code or "–",
         }
         for j in judgements
     ]
