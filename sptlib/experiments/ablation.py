@@ -74,15 +74,9 @@ def rows_of(preset: str, task: str, live: Sequence[str], study: Sequence[str]) -
     return check(task, defaults.get(presets.check(preset), study))
 
 
-def seeds_of(preset: str, seeds: int = 0, number: Mapping[str, int] = N_SEEDS) -> range:
-    """Seeds 0 … n−1; 0 = the preset's number.
-
-    Args:
-        preset: name of the preset.
-        seeds: n.
-        number: the presets' numbers.
-    """
-    return seed_list(seeds or number[presets.check(preset)])
+def seeds_of(preset: str, seeds: int = 0) -> range:
+    """Seeds 0 … n−1; 0 = the preset's number."""
+    return seed_list(seeds or N_SEEDS[presets.check(preset)])
 
 
 def base_run(preset: str, name: str, seed: int, n_layers: int = 0) -> Run:

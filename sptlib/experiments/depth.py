@@ -9,9 +9,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from sptlib import presets
 from sptlib.experiments.ablation import (
-    N_SEEDS,
     PUBLISHED_LAYERS,
     SCRATCH,
     SPT,
@@ -40,9 +38,6 @@ LAYERS: dict[str, dict[str, tuple[int, ...]]] = {
     "classroom": {"neighbor": (1, 2)},
     "study": {"neighbor": (1, 2, 4), "image": (1, 2, 3), "text:direction": (1, 2, 4)},
 }
-
-#: deep trainings take longer: from so many layers on, a study has the ablations' number of seeds
-DEEP = 3
 
 
 def depths(preset: str, name: str, layers: Sequence[int] = ()) -> tuple[int, ...]:
@@ -79,13 +74,9 @@ def cases(
         Case({"task": name, "layers": depth, "arm": title}, run)
         for name in rows_of(preset, task, LIVE, ROWS)
         for depth in depths(preset, name, wanted)
-        for seed in _seeds(preset, seeds, depth)
+        for seed in seeds_of(preset, seeds)
         for title, run in make(preset, name, base_run(preset, name, seed, depth), ARMS, {}).items()
     ]
-
-
-def _seeds(preset: str, seeds: int, depth: int) -> range:
-    return seeds_of(preset, seeds, N_SEEDS if depth >= DEEP else presets.N_SEEDS)
 
 
 def table(results: Sequence[Result]) -> pd.DataFrame:

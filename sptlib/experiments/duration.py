@@ -104,7 +104,7 @@ def cases(
     found = []
     for name in rows_of(preset, task, LIVE, ROWS):
         tried = lengths(preset, pretrain_epochs, TASKS[name])
-        for seed in seeds_of(preset, seeds, presets.N_SEEDS):
+        for seed in seeds_of(preset, seeds):
             base = base_run(preset, name, seed, n_layers)
             runs = [(e, _with_epochs(base, e)) for e in tried if e]
             found += [Case({"task": name, "epochs": e, "arm": SPT}, run) for e, run in runs]

@@ -44,9 +44,9 @@ CHANCE = {name: 0.1 if name in ("ListOps", "Image") else 0.5 for name in TASKS}
 #: and its loss (nats)
 GUESSING = {name: -math.log(share) for name, share in CHANCE.items()}
 
-#: seeds 0 … n−1 of each preset, where a training of the study takes minutes
+#: seeds 0 … n−1 of each preset; some of the study's trainings take minutes
 N_SEEDS = {**presets.N_SEEDS, "study": 5}
-#: and where it takes less than half a minute on a CPU core, so that `presets.N_SEEDS` holds
+#: where a training of the study takes less than half a minute on a CPU core
 QUICK = ("Image", "Text, direction")
 
 #: the preset at which rates are searched, and how many seeds the search has
@@ -132,7 +132,7 @@ def cases(
     return [
         Case({"task": task, "arm": arm}, make(arm, task, base, preset))
         for task in chosen
-        for seed in seed_list(seeds or (presets.N_SEEDS if task in QUICK else N_SEEDS)[preset])
+        for seed in seed_list(seeds or N_SEEDS[preset])
         for base in [base_run(preset, task, seed, n_layers)]
         for arm in (ARMS if task in SEARCHED else (*ARMS, SHORT))
     ]
