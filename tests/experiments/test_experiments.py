@@ -10,14 +10,9 @@ from sptlib.errors import ConfigError
 from sptlib.experiments import (
     ablation,
     base,
-    depth,
-    duration,
     few_labels,
-    freezing,
     replication,
-    source,
     synthetic,
-    transfer,
 )
 from sptlib.notebooks import root
 from sptlib.store import Store
@@ -52,14 +47,9 @@ def n_seeds(module, label: str) -> dict:
 
 
 def test_the_study_has_ten_seeds_where_trainings_are_quick_and_arms_are_few():
-    long = ("ListOps", "Pathfinder", "Retrieval", "Text")
-    assert n_seeds(replication, "task") == {
-        task: 5 if task in long else 10 for task in replication.TASKS
-    }
-    assert n_seeds(depth, "layers") == {1: 10, 2: 10, 3: 5, 4: 5}
-    for module, number in ((synthetic, 10), (few_labels, 10), (duration, 10), (source, 5),
-                           (freezing, 5), (transfer, 5)):  # fmt: skip
-        assert set(n_seeds(module, "arm").values()) == {number}, module.NAME
+    ten = (synthetic, few_labels)
+    for module in experiments.EXPERIMENTS.values():
+        assert set(n_seeds(module, "arm").values()) == {10 if module in ten else 5}, module.NAME
 
 
 def test_seeds_of_the_search_are_never_reported():
