@@ -295,7 +295,7 @@ def test_each_single_result_is_needed(study):
         for lookup.gone in needed[claim.id]:
             found = judge(claim, lookup, "smoke", 1)
             assert (found.verdict, found.missing) == ("not run", 1)
-            assert found.result == "1 Runs are missing"
+            assert found.result == "1 Run is missing"
             assert found.parts == []
     for label, expected in (
         ({"arm": "scratch", "task": "Image"}, {"C1", "C2", "C3", "C5", "C6", "C7", "C8"}),
