@@ -12,6 +12,7 @@ from dataclasses import replace
 import pandas as pd
 
 from sptlib.analysis import stats
+from sptlib.analysis.decisions import LOSS_MARGIN
 from sptlib.config import Run
 from sptlib.experiments import few_labels, replication, synthetic
 from sptlib.experiments.ablation import QUICK as QUICK
@@ -222,7 +223,8 @@ def explanations(table: pd.DataFrame) -> pd.DataFrame:
 
     Returns:
         A row per prediction: explanation, prediction, difference with its interval, and whether it
-        comes true: "yes" or "no" where the interval excludes 0, else "open". Empty without rows.
+        comes true: "yes" or "no" where the interval lies on one side of 0 (of `LOSS_MARGIN` for
+        losses), else "open". Empty without rows.
     """
     if table.empty or table["labels"].nunique() < 2:
         return pd.DataFrame()
@@ -233,7 +235,8 @@ def explanations(table: pd.DataFrame) -> pd.DataFrame:
 
     def add(explanation: str, prediction: str, found: stats.Interval, unit: str = "points") -> None:
         scale, digits = (100, 1) if unit == "points" else (1, 3)
-        answer = "yes" if found.low > 0 else "no" if found.high < 0 else "open"
+        least = 0.0 if unit == "points" else LOSS_MARGIN
+        answer = "yes" if found.low > least else "no" if found.high < least else "open"
         text = found.text(scale, digits, unit)
         rows.append((explanation, prediction, text, answer))
 
@@ -251,7 +254,9 @@ def explanations(table: pd.DataFrame) -> pd.DataFrame:
     add("overfitting through attention", prediction, shrinks)
     for n in sorted(at):
         loss = stats.paired(at[n], "train_loss", SCRATCH, frozen)
-        prediction = f"{n} labels: scratch ends with a higher training loss than frozen"
+        prediction = (
+            f"{n} labels: scratch's training loss ends higher by {LOSS_MARGIN} nats or more"
+        )
         add("optimisation", prediction, loss, "nats")
     columns = ["explanation", "prediction", "difference", "so?"]
     return pd.DataFrame(rows, columns=columns).set_index(["explanation", "prediction"])
