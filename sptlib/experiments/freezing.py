@@ -255,7 +255,7 @@ def explanations(table: pd.DataFrame) -> pd.DataFrame:
     for n in sorted(at):
         loss = stats.paired(at[n], "train_loss", SCRATCH, frozen)
         prediction = (
-            f"{n} labels: scratch's training loss ends higher by {LOSS_MARGIN} nats or more"
+            f"{n} labels: scratch's training loss ends {LOSS_MARGIN} nats higher or more"
         )
         add("optimisation", prediction, loss, "nats")
     columns = ["explanation", "prediction", "difference", "so?"]
