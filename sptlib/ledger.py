@@ -64,11 +64,14 @@ class Judgement:
                 return "no Run belongs to it"
             return f"{self.missing} Run{'s are' if self.missing > 1 else ' is'} missing"
         asked = [part for part in self.parts if part.asked]
+        held = list(dict.fromkeys(part.where for part in asked if part.holds))
         text = f"{sum(part.holds for part in asked)} of {len(asked)} hold"
+        if held and self.verdict == "partly":
+            text += f" ({'; '.join(held)})"
         if len(asked) < len(self.parts):
-            text += f"; {len(self.parts) - len(asked)} have no gain to share"
+            text += f"; no gain to share on {len(self.parts) - len(asked)}"
         if self.left_out:
-            text += f"; {', '.join(self.left_out)} not run at this scale"
+            text += f"; not run at this scale: {'; '.join(self.left_out)}"
         return text
 
 

@@ -250,7 +250,7 @@ def test_a_share_of_no_gain_is_counted_apart(study):
     place = study(find("C6"), outcome=only(0.3, arm="SPT", task="Image"))
     found = judge(find("C6"), Lookup(place), "smoke", SEEDS)
     n = len(found.parts)
-    assert found.result == f"{n - 1} of {n - 1} hold; 1 have no gain to share"
+    assert found.result == f"{n - 1} of {n - 1} hold; no gain to share on 1"
     answers = ledger.details([found])
     assert answers[answers["where"] == "Image"]["answer"].tolist() == ["not asked"]
     assert answers[answers["where"] == "Image"]["p (Holm)"].tolist() == ["–"]
