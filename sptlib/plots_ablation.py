@@ -118,7 +118,9 @@ def movements(table: pd.DataFrame, *, per_row: int = 2) -> Figure:
     arms = list(dict.fromkeys(table["arm"]))
     groups = list(dict.fromkeys(table["group"]))
     colours = dict(zip(arms, ("#D55E00", "#0072B2", "#009E73"), strict=False))
-    fig, axes = panels(len(names), per_row, (5.4, 0.42 * len(groups) + 1.4), sharey="row")
+    fig, axes = panels(
+        len(names), per_row, (5.4, 0.42 * len(groups) + 1.4), sharex=True, sharey=True
+    )
     for ax, name in zip(axes, names, strict=True):
         for i, arm in enumerate(arms):
             rows = table[(table["task"] == name) & (table["arm"] == arm) & (table["moved"] > 0)]
@@ -127,8 +129,10 @@ def movements(table: pd.DataFrame, *, per_row: int = 2) -> Figure:
                        marker=MARKERS[i])  # fmt: skip
         ax.set_xscale("log")
         ax.set_yticks(range(len(groups)), groups)
-        ax.set(title=name, xlabel="distance from the start / norm of the start", ylim=(-0.6, None))
-        ax.invert_yaxis()
+        ax.set(title=name, xlabel="distance from the start / norm of the start")
+        ax.set_ylim(len(groups) - 0.4, -0.6)
+        ax.xaxis.set_major_formatter("{x:g}")
+        ax.xaxis.set_minor_formatter("")
     axes[0].legend(fontsize="small")
     return finished(fig)
 

@@ -17,6 +17,9 @@ from sptlib.export import Study
 from sptlib.ledger import Judgement
 from sptlib.store import Store
 
+#: standard deviation of a difference from which on it works on some seeds and not on others
+WIDE = 0.1
+
 
 def difference(a: str, b: str, gain: Interval, scale: float = 100.0, unit: str = "points") -> str:
     """One comparison in words, by its interval: above, below, or not told apart.
@@ -38,7 +41,8 @@ def difference(a: str, b: str, gain: Interval, scale: float = 100.0, unit: str =
         return f"{a} is above {b} by {size} ({span})"
     if gain.high < 0:
         return f"{a} is below {b} by {size} ({span})"
-    return f"{a} and {b} cannot be told apart ({gain.mean * scale:+.1f} {unit}, {span})"
+    wide = f"; single seeds scatter by {gain.sd * scale:.0f} {unit}" if gain.sd > WIDE else ""
+    return f"{a} and {b} cannot be told apart ({gain.mean * scale:+.1f} {unit}, {span}{wide})"
 
 
 def bullets(gains: Mapping[str, Interval]) -> Markdown:

@@ -186,7 +186,7 @@ def shares(table: pd.DataFrame, parts: Sequence[str], by: Sequence[str]) -> pd.D
         for part in (arm for arm in parts if arm in set(some["arm"])):
             try:
                 found = stats.recovered(some, "test_accuracy", "scratch", part, "SPT")
-                shown[part] = found.text()
+                shown[part] = found.text().split(", n =")[0]
             except ConfigError:  # no gain
                 shown[part] = "–"
         rows.append(shown)
@@ -293,6 +293,25 @@ def gains(
         for a, b in comparisons
         if {a, b} <= set(rows["arm"]) and a != b
     }
+
+
+def rate_grid(table: pd.DataFrame) -> pd.DataFrame:
+    """The search for label rates in short: mean validation accuracy by task, arm and rate.
+
+    Args:
+        table: of `sptlib.tuning.read`, with a column task. The chosen rate has a tick.
+    """
+    chosen = tuning.choose_by(table, "task")
+    means = table.groupby(["task", "arm", "lr"], sort=False)["val_accuracy"].mean()
+    shown = {
+        (task, arm, f"{lr:g}"): f"{value:.3f}" + (" ✓" if chosen[task][arm] == lr else "")
+        for (task, arm, lr), value in means.items()
+    }
+    order = [f"{lr:g}" for lr in sorted(table["lr"].unique())]
+    seeds = table.groupby(["task", "arm"], sort=False)["seed"].nunique()
+    grid = pd.Series(shown).unstack(sort=False).reindex(columns=order).fillna("–")
+    grid.index.names = ["task", "arm"]
+    return grid.assign(seeds=seeds)
 
 
 def rates(table: pd.DataFrame, by: Sequence[str] = ("arm",)) -> pd.DataFrame:

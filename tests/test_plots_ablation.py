@@ -58,6 +58,19 @@ def test_movements_leave_out_what_did_not_move():
     assert sum(len(c.get_offsets()) for c in figure.axes[0].collections) == 2
 
 
+def test_movements_of_several_tasks_lie_inside_their_panels():
+    rows = pd.DataFrame([
+        {"task": task, "arm": arm, "group": group, "moved": 0.5}
+        for task in ("Image", "Text", "Other") for arm in "ab" for group in ("qk", "vo", "mlp")
+    ])  # fmt: skip
+    for ax in plots_ablation.movements(rows).axes[:3]:
+        top, bottom = sorted(ax.get_ylim())
+        heights = [y for c in ax.collections for y in c.get_offsets()[:, 1]]
+        assert len(heights) == 6
+        assert all(top < y < bottom for y in heights)
+        assert ax.get_ylim()[0] > ax.get_ylim()[1], "the first group is on top"
+
+
 def test_the_ledger_at_a_glance_is_read_without_colours():
     found = {
         "live": [("reproduced", "1 of 1, n = 5"), ("not run", "")],

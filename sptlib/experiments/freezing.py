@@ -254,9 +254,7 @@ def explanations(table: pd.DataFrame) -> pd.DataFrame:
     add("overfitting through attention", prediction, shrinks)
     for n in sorted(at):
         loss = stats.paired(at[n], "train_loss", SCRATCH, frozen)
-        prediction = (
-            f"{n} labels: scratch's training loss ends {LOSS_MARGIN} nats higher or more"
-        )
+        prediction = f"{n} labels: scratch's training loss ends {LOSS_MARGIN} nats higher or more"
         add("optimisation", prediction, loss, "nats")
     columns = ["explanation", "prediction", "difference", "so?"]
     return pd.DataFrame(rows, columns=columns).set_index(["explanation", "prediction"])

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import pandas as pd
 
+from sptlib.analysis import stats
 from sptlib.config import Run
 from sptlib.experiments import few_labels, replication, synthetic
 from sptlib.experiments.ablation import QUICK as QUICK
@@ -190,3 +191,31 @@ def at_own_depth(table: pd.DataFrame) -> pd.DataFrame:
     if table.empty:
         return table
     return table[table["layers"] == table.groupby("task")["layers"].transform("first")]
+
+
+def conjecture(table: pd.DataFrame) -> pd.DataFrame:
+    """What "queries and keys are a rule for comparing features" predicts, and what is so.
+
+    Args:
+        table: rows of each task's own depth.
+
+    Returns:
+        A row per task and prediction: the difference with its interval, and "yes" or "no" where the
+        interval lies on one side of 0, else "open". Empty without rows.
+    """
+    together, qk, embed = "QK and embeddings from SPT", "QK from SPT", "embeddings from SPT"
+    predictions = [
+        ("queries and keys gain from the company of their embeddings", together, qk),
+        ("both together are worth more than the embeddings alone", together, embed),
+        ("attention and embeddings together are worth more than scratch",
+         "QKVO and embeddings from SPT", SCRATCH),
+    ]  # fmt: skip
+    rows = []
+    for name, some in table.groupby("task", sort=False) if len(table) else ():
+        for text, a, b in predictions:
+            if {a, b} <= set(some["arm"]):
+                found = stats.paired(some, "test_accuracy", a, b)
+                answer = "yes" if found.low > 0 else "no" if found.high < 0 else "open"
+                rows.append((name, text, found.text(100, 1, "points"), answer))
+    columns = ["task", "prediction", "difference", "so?"]
+    return pd.DataFrame(rows, columns=columns).set_index(["task", "prediction"])

@@ -398,3 +398,22 @@ def test_rows_by_name_or_recipe():
     assert ablation.ordered(pd.DataFrame({"arm": ["b", "a"]}), ["a", "c", "b"]) == ["a", "b"]
     assert set(ablation.CHANCE) == set(ablation.TASKS)
     assert few_labels.SHORT == SHORT
+
+
+def test_predictions_are_held_against_intervals():
+    arms = {
+        "scratch": 0.6,
+        "QK from SPT": 0.4,
+        "embeddings from SPT": 0.66,
+        "QK and embeddings from SPT": 0.68,
+        "QKVO and embeddings from SPT": 0.5,
+    }
+    rows = [
+        {"task": "Image", "arm": arm, "seed": seed, "test_accuracy": value + 0.01 * (seed % 2)}
+        for arm, value in arms.items()
+        for seed in range(4)
+    ]
+    rows[8]["test_accuracy"] = 0.9  # one seed of embeddings alone
+    found = transfer.conjecture(pd.DataFrame(rows))
+    assert found["so?"].tolist() == ["yes", "open", "no"]
+    assert transfer.conjecture(pd.DataFrame()).empty
