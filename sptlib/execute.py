@@ -151,7 +151,11 @@ def _compute(
     if entry is not None:
         return entry
     with ExitStack() as stack:
-        team.decide(lambda: stack.callback(_leased(spec, store, where).release))
+
+        def lock() -> None:  # what is returned goes to all processes
+            stack.callback(_leased(spec, store, where).release)
+
+        team.decide(lock)
         entry = team.decide(stored)  # another process may have been faster
         if entry is not None:
             return entry

@@ -24,6 +24,7 @@ from sptlib.config import ModelConfig, to_dict
 from sptlib.errors import Stopped, StoreError
 from sptlib.execute import Where, compute
 from sptlib.model import build
+from sptlib.signals import REPEAT_SECONDS
 from sptlib.store import Store
 from sptlib.train import State
 
@@ -443,7 +444,7 @@ def test_a_second_ctrl_c_ends_at_once(tmp_path, monkeypatch):
     def twice(self, step):
         if step == 1:
             os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(0.01)
+            time.sleep(1.1 * REPEAT_SECONDS)
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(10)
         return batch(self, step)
