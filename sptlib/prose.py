@@ -72,16 +72,6 @@ def sentence(table: pd.DataFrame, a: str, b: str) -> str:
     return difference(a, b, stats.paired(stats.common(table, a, b), "test_accuracy", a, b))
 
 
-def best(table: pd.DataFrame, arms: Sequence[str], by: str = "task") -> Markdown:
-    """For each place, its arms from the best mean test accuracy to the worst, in a sentence."""
-    lines = []
-    for name, rows in table[table["arm"].isin(arms)].groupby(by, sort=False):
-        means = rows.groupby("arm")["test_accuracy"].mean().sort_values(ascending=False)
-        ranked = ", ".join(f"{arm} {mean:.3f}" for arm, mean in means.items())
-        lines.append(f"- **{name}**: {ranked}.")
-    return Markdown("\n".join(lines) or "There is nothing to rank at this scale.")
-
-
 def verdicts(
     ids: Sequence[str],
     store: Store,

@@ -22,10 +22,16 @@ def seeds_of(experiment: ModuleType) -> Sequence[int]:
     return SEEDS[: getattr(experiment, "N_TUNING_SEEDS", len(SEEDS))]
 
 
+def pretrainings(experiment: ModuleType, preset: str, seeds: Sequence[int]) -> list[tuple]:
+    """The search for the pretraining's rate: labels and what to compute; none in an ablation."""
+    search = getattr(experiment, "pretraining_candidates", None)
+    return search(preset, seeds) if search else []
+
+
 def runs(experiment: ModuleType, preset: str) -> list:
     """Every pretraining and Run of the search, pretrainings first."""
     seeds = seeds_of(experiment)
-    return [spec for _, spec in experiment.pretraining_candidates(preset, seeds)] + [
+    return [spec for _, spec in pretrainings(experiment, preset, seeds)] + [
         case.run for case in experiment.candidates(preset, seeds)
     ]
 
@@ -40,7 +46,7 @@ def write(experiment: ModuleType, preset: str, entries: Sequence[Entry], root: P
         root: of the checkout.
     """
     seeds = seeds_of(experiment)
-    labels = [labels for labels, _ in experiment.pretraining_candidates(preset, seeds)]
+    labels = [labels for labels, _ in pretrainings(experiment, preset, seeds)]
     labels += [case.labels for case in experiment.candidates(preset, seeds)]
     rows = []
     for what, entry in zip(labels, entries, strict=True):

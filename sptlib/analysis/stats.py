@@ -34,6 +34,10 @@ class Interval:
         """Whether the interval exists and does not contain this value."""
         return bool(self.low > value or self.high < value)
 
+    def answer(self, least: float = 0.0) -> str:
+        """ "yes" if the interval lies above ``least``, "no" if below, else "open"."""
+        return "yes" if self.low > least else "no" if self.high < least else "open"
+
     def text(self, scale: float = 1.0, digits: int = 2, unit: str = "") -> str:
         """E.g. ``33.1 points [28.0, 38.2], n = 5``."""
         unit = f" {unit}" if unit else ""

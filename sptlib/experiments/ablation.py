@@ -5,7 +5,7 @@ thing about SPT, or about training from scratch, and leaves all else as it is th
 which two experiments have in common are the same Runs and are computed once.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import pandas as pd
@@ -97,6 +97,10 @@ def scratch(base: Run, **changes) -> Run:
     both = base.pretraining.n_steps + base.n_steps
     run = with_steps(replace(base, pretrain=None), both, stop_at=None)
     return replace(run, model=replace(run.model, **changes))
+
+
+#: the arms that every ablation has
+WHOLE: dict[str, Arm] = {SCRATCH: Arm(scratch, SCRATCH), SPT: Arm(lambda base: base)}
 
 
 def rate(
@@ -214,6 +218,8 @@ def with_short(results: Sequence[Result], by: Sequence[str]) -> pd.DataFrame:
     return pd.concat([frame(results), pd.DataFrame(short)], ignore_index=True)
 
 
-def ordered(table: pd.DataFrame, arms: Iterable[str]) -> list[str]:
-    """Those of the arms that a table has, in the given order."""
-    return [arm for arm in arms if arm in set(table["arm"])]
+def first(table: pd.DataFrame, column: str) -> pd.DataFrame:
+    """The rows of each task's first value of a column, which is its own, or what was asked for."""
+    if table.empty:
+        return table
+    return table[table[column] == table.groupby("task")[column].transform("first")]

@@ -11,14 +11,11 @@ import pandas as pd
 
 from sptlib.experiments.ablation import (
     PUBLISHED_LAYERS,
-    SCRATCH,
-    SPT,
     TASKS,
-    Arm,
+    WHOLE,
     base_run,
     make,
     rows_of,
-    scratch,
     seeds_of,
     with_short,
 )
@@ -26,8 +23,6 @@ from sptlib.experiments.base import Case, Result, losses
 
 NAME = "depth"
 GROUP_BY = ["task", "layers", "arm"]
-
-ARMS: dict[str, Arm] = {SCRATCH: Arm(scratch, SCRATCH), SPT: Arm(lambda base: base)}
 
 #: rows, and rows of the classroom
 ROWS = ("Neighbor +1 / +3", "Image", "Text, direction")
@@ -75,7 +70,7 @@ def cases(
         for name in rows_of(preset, task, LIVE, ROWS)
         for depth in depths(preset, name, wanted)
         for seed in seeds_of(preset, seeds)
-        for title, run in make(preset, name, base_run(preset, name, seed, depth), ARMS, {}).items()
+        for title, run in make(preset, name, base_run(preset, name, seed, depth), WHOLE, {}).items()
     ]
 
 

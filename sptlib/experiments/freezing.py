@@ -19,8 +19,10 @@ from sptlib.experiments.ablation import QUICK as QUICK
 from sptlib.experiments.ablation import (
     SCRATCH,
     SPT,
+    WHOLE,
     Arm,
     base_run,
+    first,
     make,
     rows_of,
     scratch,
@@ -57,7 +59,6 @@ AFTER: dict[str, Arm] = {
     "SPT, then frozen QKVO": _frozen(lambda base: base, "qkvo", like=SPT),
     "SPT, then frozen MLP": _frozen(lambda base: base, "mlp", like=SPT),
 }
-WHOLE: dict[str, Arm] = {SCRATCH: Arm(scratch, SCRATCH), SPT: Arm(lambda base: base)}
 ARMS: dict[str, Arm] = {**WHOLE, **RANDOM, UNIFORM: Arm(_uniform, SCRATCH), **AFTER}
 #: what is run for other numbers of labels
 BY_LABELS = (SCRATCH, "frozen QKVO", UNIFORM, SPT)
@@ -161,11 +162,6 @@ def candidates(preset: str, seeds: Sequence[int]) -> list[Case]:
     return searched(preset, seeds, lambda name: arms, RATES)
 
 
-def pretraining_candidates(preset: str, seeds: Sequence[int]) -> list:
-    """None: every pretraining is that of `synthetic` or `replication`."""
-    return []
-
-
 def table(results: Sequence[Result]) -> pd.DataFrame:
     """One row per Run: task, labels, arm, seed, steps, accuracies, losses, movements."""
     return with_short(results, ["task", "labels"])
@@ -210,9 +206,7 @@ def moved(results: Sequence[Result], store) -> pd.DataFrame:
 
 def at_own_labels(table: pd.DataFrame) -> pd.DataFrame:
     """The rows of each task's own number of labels, which comes first."""
-    if table.empty:
-        return table
-    return table[table["labels"] == table.groupby("task")["labels"].transform("first")]
+    return first(table, "labels")
 
 
 def explanations(table: pd.DataFrame) -> pd.DataFrame:
@@ -236,9 +230,8 @@ def explanations(table: pd.DataFrame) -> pd.DataFrame:
     def add(explanation: str, prediction: str, found: stats.Interval, unit: str = "points") -> None:
         scale, digits = (100, 1) if unit == "points" else (1, 3)
         least = 0.0 if unit == "points" else LOSS_MARGIN
-        answer = "yes" if found.low > least else "no" if found.high < least else "open"
         text = found.text(scale, digits, unit)
-        rows.append((explanation, prediction, text, answer))
+        rows.append((explanation, prediction, text, found.answer(least)))
 
     for n in sorted(at):
         gain = stats.paired(at[n], "test_accuracy", frozen, UNIFORM)

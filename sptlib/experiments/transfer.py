@@ -16,9 +16,10 @@ from sptlib.experiments import few_labels, replication, synthetic
 from sptlib.experiments.ablation import QUICK as QUICK
 from sptlib.experiments.ablation import (
     SCRATCH,
-    SPT,
+    WHOLE,
     Arm,
     base_run,
+    first,
     make,
     rows_of,
     scratch,
@@ -77,7 +78,6 @@ INSTEAD: dict[str, Arm] = {
     "scratch, mimetic": Arm(lambda base: scratch(base, init="mimetic"), SCRATCH),
     "scratch, QK = identity": Arm(lambda base: scratch(base, init="identity"), SCRATCH),
 }
-WHOLE: dict[str, Arm] = {SCRATCH: Arm(scratch, SCRATCH), SPT: Arm(lambda base: base)}
 ARMS: dict[str, Arm] = {**WHOLE, **PARTS, **TOGETHER, **LONGER, **INSTEAD}
 
 #: rows of the classroom, and the depths of the study besides each row's own
@@ -176,11 +176,6 @@ def candidates(preset: str, seeds: Sequence[int]) -> list[Case]:
     return searched(preset, seeds, arms, RATES)
 
 
-def pretraining_candidates(preset: str, seeds: Sequence[int]) -> list:
-    """None: every pretraining is that of `synthetic` or `replication`."""
-    return []
-
-
 def table(results: Sequence[Result]) -> pd.DataFrame:
     """One row per Run: task, layers, arm, seed, steps, accuracies, losses."""
     return with_short(results, ["task", "layers"])
@@ -188,9 +183,7 @@ def table(results: Sequence[Result]) -> pd.DataFrame:
 
 def at_own_depth(table: pd.DataFrame) -> pd.DataFrame:
     """The rows of each task's first depth: its own, or the one that was asked for."""
-    if table.empty:
-        return table
-    return table[table["layers"] == table.groupby("task")["layers"].transform("first")]
+    return first(table, "layers")
 
 
 def conjecture(table: pd.DataFrame) -> pd.DataFrame:
@@ -215,7 +208,6 @@ def conjecture(table: pd.DataFrame) -> pd.DataFrame:
         for text, a, b in predictions:
             if {a, b} <= set(some["arm"]):
                 found = stats.paired(some, "test_accuracy", a, b)
-                answer = "yes" if found.low > 0 else "no" if found.high < 0 else "open"
-                rows.append((name, text, found.text(100, 1, "points"), answer))
+                rows.append((name, text, found.text(100, 1, "points"), found.answer()))
     columns = ["task", "prediction", "difference", "so?"]
     return pd.DataFrame(rows, columns=columns).set_index(["task", "prediction"])

@@ -395,7 +395,6 @@ def test_rows_by_name_or_recipe():
     assert ablation.check("Text, direction", ()) == ("Text, direction",)
     assert ablation.check("neighbor", ()) == ("Neighbor +1 / +3", "Neighbor +1 / −1")
     assert ablation.check("", ("a", "b")) == ("a", "b")
-    assert ablation.ordered(pd.DataFrame({"arm": ["b", "a"]}), ["a", "c", "b"]) == ["a", "b"]
     assert set(ablation.CHANCE) == set(ablation.TASKS)
     assert few_labels.SHORT == SHORT
 
