@@ -53,14 +53,25 @@ class Checkpoint:
         optimizer: optim.Optimizer,
         trainable: list[tuple[str, nn.Parameter]],
         best: dict[str, Tensor],
+        seen: dict[int, dict[str, Tensor]] | None = None,
     ) -> None:
         """Write everything that the rest of the training depends on.
+
+        Args:
+            state: of the loop.
+            model: as it is.
+            optimizer: with its moments.
+            trainable: parameters by name.
+            best: the best weights so far.
+            seen: weights that are kept, by step.
 
         Raises:
             StoreError: if there is no space; the last checkpoint is kept.
         """
         tensors = {f"model/{k}": v for k, v in model.state_dict().items()}
         tensors |= {f"best/{k}": v for k, v in best.items()}
+        for step, weights in (seen or {}).items():
+            tensors |= {f"seen/{step}/{k}": v for k, v in weights.items()}
         for name, parameter in trainable:
             for moment, value in optimizer.state.get(parameter, {}).items():
                 tensors[f"{moment}/{name}"] = value
@@ -93,7 +104,7 @@ class Checkpoint:
         trainable: list[tuple[str, nn.Parameter]],
         report: bool = True,
     ) -> tuple | None:
-        """Put model and optimiser back; returns the state and the best weights so far.
+        """Put model and optimiser back; returns state, best weights so far, and those kept by step.
 
         Returns:
             None, and model and optimiser are left alone, if there is no checkpoint, or none that
@@ -102,7 +113,9 @@ class Checkpoint:
         try:
             state, tensors = self._read(state_class)
             device = next(model.parameters()).device
-            parts: dict[str, dict[str, Tensor]] = {p: {} for p in ("model", "best", *MOMENTS)}
+            parts: dict[str, dict[str, Tensor]] = {
+                p: {} for p in ("model", "best", "seen", *MOMENTS)
+            }
             for name, value in tensors.items():
                 part, _, rest = name.partition("/")
                 parts[part][rest] = value.to(device)
@@ -118,7 +131,11 @@ class Checkpoint:
         for name, parameter in trainable:
             if name in parts["step"]:  # absent: the parameter has had no gradient yet
                 optimizer.state[parameter] = {m: parts[m][name] for m in MOMENTS}
-        return state, parts["best"]
+        seen: dict[int, dict[str, Tensor]] = {}
+        for name, value in parts["seen"].items():
+            step, _, rest = name.partition("/")
+            seen.setdefault(int(step), {})[rest] = value
+        return state, parts["best"], seen
 
     def _read(self, state_class: type) -> tuple:
         with safe_open(self.path, "pt") as file:

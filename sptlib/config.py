@@ -23,7 +23,14 @@ NUMERICS = 1
 SCHEMA = 1
 #: Fields that were added since `SCHEMA` last changed, each with the value that means: as before it.
 #: A configuration with that value keeps its key, so that older results are still found.
-LATER: dict[str, Any] = {"pretrain.precision": "fp32", "finetune.precision": "fp32"}
+LATER: dict[str, Any] = {
+    "pretrain.precision": "fp32",
+    "finetune.precision": "fp32",
+    "pretrain.watch": 0,
+    "finetune.watch": 0,
+    "model.proximity_bias": 0.0,
+    "transfer_share": 1.0,
+}
 
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -54,6 +61,8 @@ class ModelConfig:
         mlp_ratio: hidden units of the MLP as a multiple of width.
         positions: how order enters: sinusoidal (added), learned (added), rope (rotates queries
             and keys), alibi (biases scores), none.
+        proximity_bias: strength of a bias towards near positions that every head has besides:
+            -strength · |i − j| is added to the scores.
         pooling: over positions before the classification head.
         init: initial weights: "torch" (each PyTorch module's own default); "normal" (weights and
             embeddings from N(0, 0.02²), biases zero, as in BERT and GPT-2); or PyTorch's but for
@@ -74,6 +83,7 @@ class ModelConfig:
     n_heads: PositiveInt = 1
     mlp_ratio: PositiveFloat = 2.0
     positions: Literal["sinusoidal", "learned", "rope", "alibi", "none"] = "sinusoidal"
+    proximity_bias: NonNegativeFloat = 0.0
     pooling: Literal["mean", "max", "last"] = "mean"
     init: Literal["torch", "normal", "mimetic", "identity", "uniform"] = "torch"
     embed_std: PositiveFloat | None = None
@@ -108,6 +118,8 @@ class TrainConfig:
         patience: stop after this many evaluations without a new best; 0 = never.
         precision: of forward and backward pass: "fp32", or "bf16" where autocast says so (mixed
             precision; weights, their updates and the losses stay in float32).
+        watch: how often, evenly spread and besides the start, attention is measured
+            (`sptlib.watch`) and the weights are kept; no other number depends on it.
     """
 
     epochs: PositiveFloat = 16.0
@@ -119,6 +131,7 @@ class TrainConfig:
     n_evals: PositiveInt = 10
     patience: NonNegativeInt = 0
     precision: Literal["fp32", "bf16"] = "fp32"
+    watch: NonNegativeInt = 0
 
     def n_steps(self, n_sequences: int) -> int:
         """Optimiser steps for a training split of this size."""
@@ -188,6 +201,7 @@ class Run:
         pretrain: None = from scratch.
         transfer: parameter groups copied from the pretrained model; the others, and always the
             head unless named, start at random. Without pretraining it is emptied.
+        transfer_share: how much of them: they start at (1 − share) · random + share · pretrained.
         freeze: parameter groups that labels do not change.
         seed: of initial weights, batches and masks, and of the data where the task leaves
             ``data_seed`` open.
@@ -197,6 +211,7 @@ class Run:
     model: ModelConfig = Field(default_factory=ModelConfig)
     pretrain: PretrainConfig | None = None
     transfer: tuple[str, ...] = ALIASES["all"]  # spelled out: pydantic does not validate defaults
+    transfer_share: Annotated[float, Field(ge=0, le=1)] = 1.0
     freeze: tuple[str, ...] = ()
     finetune: FinetuneConfig = Field(default_factory=FinetuneConfig)
     seed: NonNegativeInt = 0
@@ -210,6 +225,7 @@ class Run:
     def _consistent(self):
         if self.pretrain is None:
             object.__setattr__(self, "transfer", ())
+            object.__setattr__(self, "transfer_share", 1.0)
         alone = self.finetune.batch_size == 1 and self.task.n_inputs == self.task.n_train
         if self.model.head_norm == "batch" and alone:
             raise ValueError("model.head_norm='batch' needs finetune.batch_size of at least 2")

@@ -232,6 +232,7 @@ def _train(
             metrics=trained.metrics,
             result=trained.result,
             model=trained.model.state_dict(),
+            snapshots=trained.snapshots,
             environment=environment(
                 device, where.threads, trained.seconds, config, where.accumulate, team
             ),

@@ -110,7 +110,7 @@ def explain(error: BaseException) -> str:
 
 
 def thinned(metrics: Sequence[dict]) -> list[dict]:
-    """The log with every evaluation, and at most `POINTS` losses."""
+    """The log with every evaluation and look at attention, and at most `POINTS` losses."""
     losses = [line for line in metrics if "loss" in line]
     size = max(1, -(-len(losses) // POINTS))
     kept = []
@@ -118,8 +118,8 @@ def thinned(metrics: Sequence[dict]) -> list[dict]:
         piece = losses[start : start + size]
         mean = sum(line["loss"] for line in piece) / len(piece)
         kept.append({**piece[-1], "loss": round(mean, 5)})
-    evaluations = [line for line in metrics if "best" in line]
-    return sorted([*kept, *evaluations], key=lambda line: line["step"])
+    others = [line for line in metrics if "loss" not in line]
+    return sorted([*kept, *others], key=lambda line: line["step"])
 
 
 def write(path: Path, entries: Iterable["Entry | Shipped"]) -> int:

@@ -14,13 +14,20 @@ from torch import Tensor, nn
 from sptlib import initial
 from sptlib.config import ModelConfig
 from sptlib.errors import ConfigError
-from sptlib.positions import alibi_bias, rope_table, rotate, sinusoidal
+from sptlib.positions import rope_table, rotate, score_bias, sinusoidal
 from sptlib.seeding import derive_seed
 from sptlib.tasks import TaskData
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention over all valid positions, in both directions."""
+    """Multi-head self-attention over all valid positions, in both directions.
+
+    Attributes:
+        probe: None, or (H, T, T) added to the scores of every sequence; the gradient with respect
+            to it tells in which direction a loss pushes attention (`sptlib.analysis.force`).
+    """
+
+    probe: Tensor | None = None
 
     def __init__(self, config: ModelConfig, max_len: int):
         super().__init__()
@@ -33,9 +40,8 @@ class Attention(nn.Module):
             cos, sin = rope_table(max_len, config.width // config.n_heads)
             self.register_buffer("cos", cos, persistent=False)
             self.register_buffer("sin", sin, persistent=False)
-        if self.positions == "alibi":
-            bias = alibi_bias(config.n_heads, max_len)
-            self.register_buffer("bias", bias, persistent=False)
+        bias = score_bias(config.positions, config.n_heads, max_len, config.proximity_bias)
+        self.register_buffer("bias", bias, persistent=False)
 
     def _heads(self, x_BTD: Tensor) -> Tensor:
         B, T, D = x_BTD.shape
@@ -50,8 +56,10 @@ class Attention(nn.Module):
         return q_BHTK, k_BHTK
 
     def _score_bias(self, T: int, keep_BT: Tensor | None) -> Tensor | None:
-        """What is added to the scores: ALiBi, and −inf at keys that are padding."""
-        bias = self.bias[:, :T, :T] if self.positions == "alibi" else None
+        """What is added to the scores: a bias, a probe, and −inf at keys that are padding."""
+        bias = None if self.bias is None else self.bias[:, :T, :T]
+        if self.probe is not None:
+            bias = self.probe[:, :T, :T] if bias is None else bias + self.probe[:, :T, :T]
         if keep_BT is None:
             return bias
         padding = torch.zeros_like(keep_BT, dtype=self.q.weight.dtype)

@@ -44,6 +44,23 @@ def rotate(x_BHTK: Tensor, cos_TF: Tensor, sin_TF: Tensor) -> Tensor:
     return turned.flatten(-2)
 
 
+def distances(n_positions: int, side: int = 0) -> Tensor:
+    """How far apart query i and key j are, (n_positions, n_positions) int64.
+
+    Args:
+        n_positions: T.
+        side: 0 = along the sequence, |i − j|; else the positions are an image's pixels, row by row
+            of so many, and it is the larger one of the distances in rows and in columns.
+    """
+    t = torch.arange(n_positions)
+    if not side:
+        return (t[:, None] - t[None, :]).abs()
+    row, column = t // side, t % side
+    return torch.maximum(
+        (row[:, None] - row[None, :]).abs(), (column[:, None] - column[None, :]).abs()
+    )
+
+
 def alibi_bias(n_heads: int, n_positions: int) -> Tensor:
     """Symmetric ALiBi for encoders: ``−slope · |i − j|``.
 
@@ -53,5 +70,25 @@ def alibi_bias(n_heads: int, n_positions: int) -> Tensor:
         (n_heads, n_positions, n_positions) float32, to be added to the scores.
     """
     slope = 2.0 ** (-8.0 * torch.arange(1, n_heads + 1) / n_heads)
-    t = torch.arange(n_positions)
-    return -slope[:, None, None] * (t[:, None] - t[None, :]).abs()
+    return -slope[:, None, None] * distances(n_positions)
+
+
+def score_bias(
+    positions: str, n_heads: int, n_positions: int, proximity_bias: float
+) -> Tensor | None:
+    """What an encoding and an imposed proximity bias add to the scores; None if they add nothing.
+
+    Args:
+        positions: name of the encoding; only "alibi" adds to the scores.
+        n_heads: heads.
+        n_positions: T.
+        proximity_bias: strength; −strength · |i − j| is added.
+
+    Returns:
+        (n_heads, n_positions, n_positions) float32.
+    """
+    bias = alibi_bias(n_heads, n_positions) if positions == "alibi" else None
+    if proximity_bias:
+        imposed = (-proximity_bias * distances(n_positions)).expand(n_heads, -1, -1)
+        bias = imposed if bias is None else bias + imposed
+    return bias

@@ -13,7 +13,7 @@ from myst_nb import glue
 from torch import Tensor
 
 from sptlib import tuning
-from sptlib.analysis import attention, stats
+from sptlib.analysis import attention, stats, stored
 from sptlib.analysis.stats import Interval
 from sptlib.errors import ConfigError
 from sptlib.experiments.base import Result, losses
@@ -248,11 +248,11 @@ def maps(results: Sequence[Result], store: Store, seed: int, **labels: object) -
         and all(r.labels[k] == v for k, v in labels.items())
     )
     shared = next(r for r in pretrainings(results, store, **labels) if r.entry.spec.seed == seed)
-    start, end = attention.start_and_end(scratch.entry)
+    start, end = stored.start_and_end(scratch.entry)
     return {
         "random start": start,
         "labels only": end,
-        "after pretraining": attention.start_and_end(shared.entry)[1],
+        "after pretraining": stored.start_and_end(shared.entry)[1],
     }
 
 

@@ -1,7 +1,8 @@
 """The run store: one folder per result, named by the content hash of what produced it.
 
 An entry holds ``config.json``, ``metrics.jsonl``, ``result.json``, ``model.safetensors``,
-``environment.json`` and ``manifest.json`` with the SHA-256 of each. It is written under a temporary
+``environment.json`` and ``manifest.json`` with the SHA-256 of each; a training that was watched
+(``watch`` of its stage) has ``snapshots.safetensors``, too. It is written under a temporary
 name, flushed to the disk and renamed, so that it is there whole or not at all; reading verifies;
 nothing is unpickled.
 
@@ -34,6 +35,8 @@ from sptlib.errors import NO_SPACE, StoreError, UnreadableError
 from sptlib.places import repository_root
 
 FILES = ("config.json", "metrics.jsonl", "result.json", "model.safetensors", "environment.json")
+#: weights along the way, of trainings that were watched
+SNAPSHOTS = "snapshots.safetensors"
 #: seconds after which a lease that is not touched any more is taken over; its holder touches it
 #: three times as often. A dead holder on the same host is noticed at once.
 LEASE_SECONDS = 30.0
@@ -127,13 +130,24 @@ class Entry:
         """The best weights, by parameter name."""
         return load(self.read("model.safetensors"))
 
+    def snapshots(self) -> dict[int, dict[str, Tensor]]:
+        """The weights that were kept, by step; raises `StoreError` unless it was watched."""
+        if SNAPSHOTS not in self.manifest:
+            raise StoreError(f"{self.path} keeps no weights along the way: its watch is 0")
+        found: dict[int, dict[str, Tensor]] = {}
+        for name, value in load(self.read(SNAPSHOTS)).items():
+            step, _, rest = name.partition("/")
+            found.setdefault(int(step), {})[rest] = value
+        return dict(sorted(found.items()))
+
     def verify(self) -> None:
         """Read every file; raises `StoreError` at the first fault."""
         self.pack()
 
     def pack(self) -> dict[str, bytes]:
         """Every file, verified, by name: what `Store.unpack` takes."""
-        return {name: self.read(name) for name in FILES}
+        more = [SNAPSHOTS] if SNAPSHOTS in self.manifest else []
+        return {name: self.read(name) for name in (*FILES, *more)}
 
 
 class Store:
@@ -183,6 +197,7 @@ class Store:
         result: dict,
         model: dict[str, Tensor],
         environment: dict,
+        snapshots: Mapping[int, Mapping[str, Tensor]] | None = None,
     ) -> Entry:
         """Publish a result atomically; a damaged entry of the same key is replaced."""
         content = {
@@ -192,11 +207,15 @@ class Store:
             "model.safetensors": save({k: v.cpu().contiguous() for k, v in model.items()}),
             "environment.json": _json(environment),
         }
+        if snapshots:
+            flat = {f"{step}/{k}": v for step, kept in snapshots.items() for k, v in kept.items()}
+            content[SNAPSHOTS] = save({k: v.cpu().contiguous() for k, v in flat.items()})
         return self._publish(key(spec), content)
 
     def unpack(self, name: str, content: Mapping[str, bytes]) -> Entry:
         """Publish what `Entry.pack` of another store gave under this key."""
-        return self._publish(name, {file: content[file] for file in FILES})
+        files = (*FILES, *({SNAPSHOTS} & set(content)))
+        return self._publish(name, {file: content[file] for file in files})
 
     def _publish(self, name: str, content: dict[str, bytes]) -> Entry:
         sums = {file: hashlib.sha256(data).hexdigest() for file, data in content.items()}

@@ -8,108 +8,25 @@ lengths.
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from sptlib import engine as engines
-from sptlib import processes
+from sptlib import processes, watch
 from sptlib.checkpoint import Checkpoint
-from sptlib.config import Pretraining, Run, TrainConfig
+from sptlib.config import Pretraining, Run
 from sptlib.engine import Engine
 from sptlib.errors import ConfigError, DivergedError, Stopped, StoreError
 from sptlib.evaluate import accuracy, reconstruction
 from sptlib.masking import hide, reconstruction_loss
 from sptlib.model import Transformer, build
 from sptlib.seeding import derive_seed, generator
+from sptlib.stage import Stage, State, Trained
 from sptlib.tasks import Split, TaskData
 from sptlib.transfer import copy_groups, freeze_groups, movement
-
-
-@dataclass(frozen=True)
-class Trained:
-    """What a training leaves behind.
-
-    Attributes:
-        model: with the weights of the best evaluation.
-        metrics: one line per step (``stage, step, loss``) and per evaluation (``stage, step,
-            val_loss, ..., best``).
-        result: the summary that the store keeps.
-        seconds: what the training took, all its parts if it was interrupted.
-    """
-
-    model: Transformer
-    metrics: list[dict]
-    result: dict
-    seconds: float = 0.0
-
-
-@dataclass
-class State:
-    """Everything that a resumed training needs besides model and optimiser."""
-
-    step: int = 0
-    best_score: float = float("-inf")
-    best_step: int = 0
-    since_best: int = 0
-    stopped: bool = False
-    seconds: float = 0.0
-    log: list[dict] = field(default_factory=list)
-    moved: dict[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Stage:
-    """One stage of training, as the loop sees it.
-
-    Attributes:
-        name: "pretrain" or "finetune".
-        config: length, rate, batch.
-        seed: of batch order, masks and dropout.
-        split: the training sequences.
-        loss: ``loss(model, sequences, hidden)`` -> scalar, the mean over what counts.
-        evaluate: ``evaluate(model)`` -> metrics with a ``score``, the higher the better.
-        hidden: ``hidden(batch, step)`` -> (B, T) bool, True where the model is asked for the
-            value; None = the loss is a mean over sequences.
-        on_best: ``on_best(model)`` -> further metrics, computed whenever the score is a new best.
-        stop_at: stop at this score.
-        sample: draws fresh batches instead of taking them from ``split``.
-        unused: the head that the loss does not depend on.
-    """
-
-    name: str
-    config: TrainConfig
-    seed: int
-    split: Split
-    loss: Callable[[Transformer, Split, Tensor | None], Tensor]
-    evaluate: Callable[[Transformer], dict[str, float]]
-    hidden: Callable[[Split, int], Tensor | None] = lambda batch, step: None
-    on_best: Callable[[Transformer], dict[str, float]] = lambda model: {}
-    stop_at: float | None = None
-    sample: Callable[[int, torch.Generator], Split] | None = None
-    unused: str = "reconstructor"
-
-    def batch(self, step: int) -> Split:
-        """The batch of a step (from 0): consecutive pieces of an endless row of shuffled epochs."""
-        n = len(self.split)
-        size = min(self.config.batch_size, n)
-        if self.sample is not None:
-            fresh = self.sample(size, generator(self.seed, self.name, "fresh", step))
-            return fresh.to(self.split.x.device).trimmed()
-        epoch, offset = divmod(step * size, n)
-        index = _order(self.seed, self.name, n, epoch)[offset : offset + size]
-        if len(index) < size:
-            following = _order(self.seed, self.name, n, epoch + 1)
-            index = torch.cat([index, following[: size - len(index)]])
-        return self.split.take(index.to(self.split.x.device)).trimmed()
-
-
-@lru_cache(maxsize=2)  # a batch reaches into one epoch or two; shuffling anew costs at each step
-def _order(seed: int, stage: str, n: int, epoch: int) -> Tensor:
-    return torch.randperm(n, generator=generator(seed, stage, "order", epoch))
 
 
 def fit(
@@ -119,7 +36,7 @@ def fit(
     progress: Callable[[int, int, float], None] | None = None,
     stop: Callable[[], bool] | None = None,
     accumulate: int = 1,
-) -> State:
+) -> tuple[State, dict[int, dict[str, Tensor]]]:
     """Train a model in place and leave it with its best weights.
 
     Args:
@@ -130,6 +47,9 @@ def fit(
         stop: asked after every step, with several processes about once a second; not without a
             checkpoint.
         accumulate: pieces, per process, in which a batch is computed.
+
+    Returns:
+        What happened, and the weights at the steps at which it was watched.
 
     Raises:
         DivergedError: at a loss that is NaN or infinite, naming the step.
@@ -151,7 +71,7 @@ def fit(
         [p for _, p in trainable], lr=config.lr, weight_decay=config.weight_decay, fused=True
     )
     eval_steps = {round((i + 1) * n_steps / config.n_evals) for i in range(config.n_evals)} - {0}
-    state, best = State(), {}
+    state, best, seen = State(), {}, {}
     if checkpoint is not None:
         found = team.together(
             lambda: checkpoint.load(State, model, optimizer, trainable, report=team.main)
@@ -160,7 +80,7 @@ def fit(
             raise processes.shared(
                 StoreError(f"not every process reads the same checkpoint {checkpoint.path}")
             )
-        state, best = found or (state, best)
+        state, best, seen = found or (state, best, seen)
     started = time.monotonic() - state.seconds
     engine.prepare(model, optimizer, getattr(model, stage.unused))
     dropout = model.blocks[0].dropout.p > 0
@@ -180,9 +100,21 @@ def fit(
     def save() -> None:
         flush()
         state.seconds = time.monotonic() - started
-        team.decide(lambda: checkpoint.save(state, model, optimizer, trainable, best))
+        team.decide(lambda: checkpoint.save(state, model, optimizer, trainable, best, seen))
+
+    def look() -> None:
+        flush()
+        if state.step not in seen:
+            seen[state.step] = _copy(model)
+            model.eval()
+            moved = movement(start, dict(model.named_parameters()))
+            line = {"stage": stage.name, "step": state.step, **stage.watch(model), "moved": moved}
+            state.log.append(line)
+            model.train()
 
     model.train()
+    if config.watch:
+        look()
     while state.step < n_steps and not state.stopped:
         for group in optimizer.param_groups:
             group["lr"] = config.lr * min(1.0, (state.step + 1) / max(1, config.warmup_steps))
@@ -196,6 +128,8 @@ def fit(
         if state.step in eval_steps:
             flush()
             best = _evaluate(model, engine, stage, state) or best
+        if state.step in stage.watch_steps or (state.stopped and config.watch):
+            look()
         elif len(pending) == 50:
             flush()
         if checkpoint is not None:
@@ -211,7 +145,11 @@ def fit(
     state.moved = movement(start, dict(model.named_parameters()))
     model.load_state_dict(best)
     model.eval()
-    return state
+    return state, seen
+
+
+def _copy(model: Transformer) -> dict[str, Tensor]:
+    return {k: v.detach().clone() for k, v in model.state_dict().items()}
 
 
 def _gradients(engine: Engine, stage: Stage, step: int, dropout: bool) -> Tensor:
@@ -251,7 +189,7 @@ def _evaluate(
     state.stopped = bool(patience and state.since_best >= patience) or (
         stage.stop_at is not None and score >= stage.stop_at
     )
-    return {k: v.detach().clone() for k, v in model.state_dict().items()} if is_best else None
+    return _copy(model) if is_best else None
 
 
 def pretrain(
@@ -297,9 +235,9 @@ def pretrain(
         evaluate=evaluate,
         sample=_fresh(spec.task, data),
         unused="classifier",
+        watch=lambda model: watch.measure(model, data),
     )
-    state = fit(model, stage, checkpoint, progress, stop, accumulate)
-    return Trained(model, state.log, _summary(state), state.seconds)
+    return _trained(model, stage, checkpoint, progress, stop, accumulate)
 
 
 def finetune(
@@ -320,7 +258,7 @@ def finetune(
         raise ConfigError(
             "this Run starts from a pretraining, but no pretrained weights were given"
         )
-    report = copy_groups(model, pretrained or {}, run.transfer)
+    report = copy_groups(model, pretrained or {}, run.transfer, run.transfer_share)
     report["frozen"] = freeze_groups(model, run.freeze)
     model = model.to(data.train.x.device)
     team = processes.team(data.train.x.device)
@@ -345,9 +283,21 @@ def finetune(
         on_best=on_best,
         stop_at=run.finetune.stop_at,
         sample=_fresh(run.task, data),
+        watch=lambda model: watch.measure(model, data),
     )
-    state = fit(model, stage, checkpoint, progress, stop, accumulate)
-    return Trained(model, state.log, {**_summary(state), **report}, state.seconds)
+    trained = _trained(model, stage, checkpoint, progress, stop, accumulate)
+    return replace(trained, result={**trained.result, **report})
+
+
+def _trained(model: Transformer, stage: Stage, *how) -> Trained:
+    """`fit`, and what it leaves behind; a watched training has the measures of its best weights."""
+    state, seen = fit(model, stage, *how)
+    result = _summary(state)
+    if stage.config.watch:
+        looks = [line for line in state.log if "attention" in line]
+        result |= watch.summary(looks[0], "start_") | watch.summary(looks[-1], "end_")
+        result |= watch.summary(stage.watch(model))
+    return Trained(model, state.log, result, state.seconds, seen)
 
 
 def _fresh(task, data: TaskData) -> Callable | None:

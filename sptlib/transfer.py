@@ -32,7 +32,7 @@ def group_of(name: str) -> str:
 
 
 def copy_groups(
-    model: nn.Module, source: Mapping[str, Tensor], groups: tuple[str, ...]
+    model: nn.Module, source: Mapping[str, Tensor], groups: tuple[str, ...], share: float = 1.0
 ) -> dict[str, list[str]]:
     """Copy the parameters of some groups from a checkpoint into a model.
 
@@ -40,6 +40,7 @@ def copy_groups(
         model: changed in place.
         source: tensors by parameter name.
         groups: names or aliases; unknown ones raise `ConfigError`.
+        share: how much of the checkpoint's values; the rest is the model's own start.
 
     Returns:
         ``{"copied": [...], "reinitialised": [...]}``: names of wanted parameters that were copied,
@@ -54,7 +55,10 @@ def copy_groups(
                 continue
             fits = name in source and source[name].shape == parameter.shape
             if fits:
-                parameter.copy_(source[name])
+                pretrained = source[name].to(parameter.device)
+                parameter.copy_(
+                    pretrained if share == 1 else (1 - share) * parameter + share * pretrained
+                )
             report["copied" if fits else "reinitialised"].append(name)
     return report
 

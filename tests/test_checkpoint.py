@@ -257,14 +257,17 @@ def test_save_and_load_everything(tiny, tmp_path):
     state = State(7, 0.1 + 0.2, best_step=5, since_best=1, seconds=1.5, log=[{"loss": 1 / 3}])
     file = Checkpoint(tmp_path / "c.safetensors")
     assert file.load(State, model, optimizer, trainable) is None
-    file.save(state, model, optimizer, trainable, best)
+    kept = {0: dict(model.state_dict()), 12: best}
+    file.save(state, model, optimizer, trainable, best, kept)
     assert [path.name for path in tmp_path.iterdir()] == ["c.safetensors"]  # no draft is left
 
     _, other, other_optimizer, other_trainable = make(1, tiny)
-    loaded, loaded_best = file.load(State, other, other_optimizer, other_trainable)
+    loaded, loaded_best, loaded_seen = file.load(State, other, other_optimizer, other_trainable)
     assert dataclasses.asdict(loaded) == dataclasses.asdict(state)
     for ours, theirs in ((model.state_dict(), other.state_dict()), (best, loaded_best)):
         assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert list(loaded_seen) == [0, 12]
+    assert all(torch.equal(loaded_seen[s][n], v) for s in kept for n, v in kept[s].items())
     for (name, a), (_, b) in zip(trainable, other_trainable, strict=True):
         moments, other_moments = optimizer.state.get(a, {}), other_optimizer.state.get(b, {})
         assert set(moments) == set(other_moments), name
@@ -278,7 +281,8 @@ def test_nothing_evaluated_yet_is_no_best(tiny, tmp_path):
     _, model, optimizer, trainable = make(0, tiny)
     file = Checkpoint(tmp_path / "c.safetensors")
     file.save(State(step=1), model, optimizer, trainable, {})
-    state, best = file.load(State, model, optimizer, trainable)
+    state, best, seen = file.load(State, model, optimizer, trainable)
+    assert seen == {}
     assert best == {}
     assert state.best_score == float("-inf")
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from sptlib import presets, tasks
-from sptlib.analysis.attention import mean_map, start_and_end
+from sptlib.analysis.attention import mean_map
+from sptlib.analysis.stored import start_and_end
 from sptlib.config import ModelConfig
 from sptlib.execute import compute
 from sptlib.model import build, keep_mask, pool

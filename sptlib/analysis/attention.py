@@ -1,35 +1,80 @@
-"""What attention maps look at: proximity, and how strong it is."""
+"""What attention maps look at: how near, how sharply, in which direction.
+
+B batch, T positions, H heads, L layers. Queries are rows, keys are columns.
+"""
 
 import torch
 from torch import Tensor
 
-from sptlib.config import Pretraining
-from sptlib.masking import hide
-from sptlib.model import Transformer, build, keep_mask
-from sptlib.seeding import generator
-from sptlib.store import Entry
-from sptlib.tasks import load
+from sptlib.model import Transformer, keep_mask
+from sptlib.positions import distances
 
 
-def proximity(maps: Tensor, distance: int = 2) -> Tensor:
+def _over_rows(rows: Tensor, keep: Tensor | None) -> Tensor:
+    """Mean over the rows (..., T) that count."""
+    if keep is None:
+        return rows.mean(-1)
+    return (rows * keep).sum(-1) / keep.sum(-1)
+
+
+def proximity(
+    maps: Tensor, distance: int = 2, keep: Tensor | None = None, side: int = 0
+) -> Tensor:
     """Attention mass on positions at most this far away, oneself included.
 
     Args:
         maps: (..., T, T), rows summing to 1.
         distance: k.
+        keep: (..., T), True at the rows that count, those that are no padding; None = all.
+        side: pixels per row of an image, whose distances are in the plane; 0 = no image.
 
     Returns:
         (...), the mean over rows, between 0 and 1. `uniform_proximity` is what blind attention has.
     """
-    t = torch.arange(maps.shape[-1], device=maps.device)
-    near = (t[:, None] - t[None, :]).abs() <= distance
-    return (maps * near).sum(-1).mean(-1)
+    near = (distances(maps.shape[-1], side) <= distance).to(maps)
+    return _over_rows((maps * near).sum(-1), keep)
 
 
-def uniform_proximity(n_positions: int, distance: int = 2) -> float:
+def uniform_proximity(n_positions: int, distance: int = 2, side: int = 0) -> float:
     """The proximity of uniform attention over T positions: the share of pairs that are near."""
     uniform = torch.full((n_positions, n_positions), 1 / n_positions, dtype=torch.float64)
-    return float(proximity(uniform, distance))
+    return float(proximity(uniform, distance, side=side))
+
+
+def entropy(maps: Tensor, keep: Tensor | None = None) -> Tensor:
+    """How spread attention is: the entropy of a row, in nats.
+
+    Args:
+        maps: (..., T, T), rows summing to 1; a weight of 0 adds nothing.
+        keep: (..., T), True at the rows that count; None = all.
+
+    Returns:
+        (...), the mean over rows: 0 if every query looks at one key, log T if it looks at all T
+        alike.
+    """
+    return _over_rows(torch.special.entr(maps).sum(-1), keep)
+
+
+def diagonality(maps: Tensor, keep: Tensor | None = None) -> Tensor:
+    """How close to the diagonal attention is, beside uniform attention.
+
+    1 − (mean |i − j| under attention) / (mean |i − j| under uniform attention), where the latter
+    is (n² − 1) / 3n for n positions.
+
+    Args:
+        maps: (..., T, T), rows summing to 1.
+        keep: (..., T), True at the n rows that count, whose keys are the only ones with weight;
+            None = all.
+
+    Returns:
+        (...): 1 if all is on the diagonal (as it must be where n = 1), 0 if attention is as far
+        away as uniform attention, negative if farther.
+    """
+    T = maps.shape[-1]
+    away = _over_rows((maps * distances(T).to(maps)).sum(-1), keep)
+    n = (torch.tensor(T) if keep is None else keep.sum(-1)).to(maps)
+    uniform = (n * n - 1) / (3 * n)
+    return 1 - away / uniform.clamp(min=1e-6)
 
 
 def mean_map(
@@ -51,24 +96,6 @@ def mean_map(
     return (maps * of_query).sum(1) / of_query.sum(1)
 
 
-def start_and_end(entry: Entry, n: int = 100) -> tuple[Tensor, Tensor]:
-    """Mean attention maps of a stored training, at its random start and at its best weights.
-
-    Both are taken on the first n test sequences (of pairs, on both), with nothing hidden.
-
-    Returns:
-        Two tensors (L, H, T, T).
-    """
-    spec = entry.spec
-    data = load(spec.task, spec.seed)
-    test = data.test.take(slice(0, n)).sequences().trimmed()
-    stage = "pretrain" if isinstance(spec, Pretraining) else "finetune"
-    model = build(spec.model, data, spec.seed, stage).eval()
-    start = mean_map(model, test.x, None, test.length)
-    model.load_state_dict(entry.model())
-    return start, mean_map(model, test.x, None, test.length)
-
-
 def distance_profile(map_TT: Tensor, reach: int = 10) -> tuple[list[int], list[float]]:
     """Mean attention weight against signed distance, key − query.
 
@@ -80,35 +107,5 @@ def distance_profile(map_TT: Tensor, reach: int = 10) -> tuple[list[int], list[f
         The distances, and the mean weight at each (over the queries that have such a key).
     """
     reach = min(reach, len(map_TT) - 1)
-    distances = list(range(-reach, reach + 1))
-    return distances, [float(map_TT.diagonal(d).mean()) for d in distances]
-
-
-@torch.no_grad()
-def reconstructed(entry: Entry, n: int = 10) -> dict[str, tuple]:
-    """What a stored pretraining makes of hidden pixels, for `sptlib.plots.image_rows`.
-
-    Args:
-        entry: of a pretraining on images.
-        n: how many test images.
-
-    Returns:
-        Rows "original", "hidden" and "filled in": values (n, T) in [0, 1] and, for the second,
-        which of them are hidden (n, T).
-    """
-    spec = entry.spec
-    data = load(spec.task, spec.seed)
-    x = data.test.x[:n]
-    hidden = hide(spec.pretrain, x, None, generator(spec.seed, "analysis", "mask"))
-    model = build(spec.model, data, spec.seed, "pretrain").eval()
-    model.load_state_dict(entry.model())
-    out = model.reconstruct(x, hidden)
-    top = data.vocab_size - 1 if data.kind == "tokens" else data.scale
-    value = x / top
-    guess = out.argmax(-1) / top if data.kind == "tokens" else out.clamp(0, 1)
-    filled = torch.where(hidden, guess, value)
-    return {
-        "original": (value.numpy(), None),
-        "hidden": (value.numpy(), hidden.numpy()),
-        "filled in": (filled.numpy(), None),
-    }
+    signed = list(range(-reach, reach + 1))
+    return signed, [float(map_TT.diagonal(d).mean()) for d in signed]

@@ -135,6 +135,24 @@ def near(values: Sequence[float], target: float, margin: float, where: str, ques
     return Part(where, question, effect, text, stats.p_within(x - target, margin))
 
 
+def above(
+    values: Sequence[float], least: float, where: str, question: str, digits: str = ".2f"
+) -> Part:
+    """Is the mean of values above ``least`` (two-sided t test)?
+
+    Args:
+        values: one per seed.
+        least: the threshold.
+        where: name of the place.
+        question: in words.
+        digits: format of the shown numbers.
+    """
+    x = np.asarray(values, dtype=np.float64)
+    effect = stats.interval(x)
+    text = f"{_text(effect, digits)}, to exceed {least:{digits.lstrip('+')}}"
+    return Part(where, question, effect, text, _two_sided(x - least))
+
+
 def both(first: Part, second: Part, question: str) -> Part:
     """Do two things hold in one place? p is the larger one (intersection–union test)."""
     text = f"{first.question}: {first.text}; {second.question}: {second.text}"

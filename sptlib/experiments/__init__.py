@@ -10,13 +10,17 @@ from types import ModuleType
 
 from sptlib.errors import unknown
 from sptlib.experiments import (
+    attention,
     depth,
+    dose,
     duration,
     few_labels,
     freezing,
+    positions,
     replication,
     source,
     synthetic,
+    theory,
     transfer,
 )
 
@@ -29,6 +33,10 @@ EXPERIMENTS: dict[str, ModuleType] = {
     "source": source,
     "freezing": freezing,
     "transfer": transfer,
+    "attention": attention,
+    "positions": positions,
+    "theory": theory,
+    "dose": dose,
 }
 
 

@@ -113,6 +113,7 @@ class TaskData:
         sample: ``sample(n, generator)`` draws n fresh sequences; None for real data.
         classes: a name per label, for figures.
         pairs: the labelled splits hold pairs of sequences, whose relation is the label.
+        side: pixels per row of an image, which is square; 0 = no image.
         symbols: what each token stands for, for people; empty = its number.
         notes: what readers should know about these data, e.g. how many sequences were cut.
     """
@@ -129,6 +130,7 @@ class TaskData:
     sample: Callable[[int, torch.Generator], Split] | None = None
     classes: tuple[str, ...] = ()
     pairs: bool = False
+    side: int = 0
     symbols: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     fingerprint: str = field(init=False)

@@ -80,6 +80,7 @@ def load(config: ImageConfig, seed: int) -> TaskData:
         kind="tokens" if config.tokenised else "pixels",
         n_classes=10,
         max_len=side * side,
+        side=side,
         vocab_size=levels if config.tokenised else 0,
         scale=1.0 if config.tokenised else levels - 1.0,
         unlabelled=train,

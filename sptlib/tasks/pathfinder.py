@@ -73,6 +73,7 @@ def load(config: PathfinderConfig, seed: int) -> TaskData:
         kind="tokens" if config.tokenised else "pixels",
         n_classes=2,
         max_len=config.side**2,
+        side=config.side,
         vocab_size=config.levels if config.tokenised else 0,
         scale=1.0 if config.tokenised else config.levels - 1.0,
         unlabelled=train,

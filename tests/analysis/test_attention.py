@@ -1,6 +1,6 @@
 """What attention looks at, on maps whose answer is known."""
 
-from dataclasses import replace
+import math
 
 import pytest
 import torch
@@ -9,14 +9,13 @@ from hypothesis import strategies as st
 
 from sptlib import tasks
 from sptlib.analysis.attention import (
+    diagonality,
     distance_profile,
+    entropy,
     mean_map,
     proximity,
-    reconstructed,
-    start_and_end,
     uniform_proximity,
 )
-from sptlib.execute import compute
 from sptlib.model import build
 from sptlib.seeding import generator
 
@@ -46,29 +45,53 @@ def test_proximity_is_a_share_that_grows_with_the_distance(seed, k):
     assert proximity(maps, 7).tolist() == pytest.approx([1, 1, 1])
 
 
+def test_entropy_of_known_maps():
+    maps = torch.stack([torch.eye(6), torch.full((6, 6), 1 / 6), torch.eye(6)[[0] * 6]])
+    maps[2, :2] = torch.tensor([0.25, 0.75, 0, 0, 0, 0])
+    some = -(0.25 * math.log(0.25) + 0.75 * math.log(0.75))
+    assert entropy(maps).tolist() == pytest.approx([0, math.log(6), some / 3], abs=1e-6)
+    assert entropy(maps.view(3, 1, 6, 6)).shape == (3, 1)
+
+
+@given(seed=st.integers(0, 99))
+def test_entropy_is_between_none_and_uniform(seed):
+    maps = (3 * torch.randn(4, 9, 9, generator=generator(seed))).softmax(-1)
+    rows = [[-sum(w * math.log(w) for w in row) for row in one] for one in maps.double().tolist()]
+    assert entropy(maps).tolist() == pytest.approx([sum(r) / 9 for r in rows], abs=1e-5)
+    assert (entropy(maps) > 0).all()
+    assert (entropy(maps) < math.log(9)).all()
+
+
+@given(n=st.integers(2, 20))
+def test_diagonality_of_known_maps(n):
+    t = range(n)
+    uniform = sum(abs(i - j) for i in t for j in t) / n**2
+    eye = torch.eye(n, dtype=torch.float64)
+    maps = torch.stack([eye, torch.full_like(eye, 1 / n), eye.flip(0), eye.roll(1, 1)])
+    flipped = sum(abs(i - (n - 1 - i)) for i in t) / n
+    ahead = 2 * (n - 1) / n  # one step each, and the last row wraps around
+    expected = [1, 0, 1 - flipped / uniform, 1 - ahead / uniform]
+    assert diagonality(maps).tolist() == pytest.approx(expected, abs=1e-9)
+    assert n == 2 or expected[2] < 0
+    assert diagonality(torch.ones(1, 1)).item() == 1
+
+
+@given(seed=st.integers(0, 99), n=st.integers(1, 7))
+def test_padding_is_as_if_it_were_not_there(seed, n):
+    scores = torch.randn(2, 3, 7, 7, generator=generator(seed)).double()
+    scores[..., n:] = float("-inf")
+    maps = scores.softmax(-1)
+    keep = (torch.arange(7) < n).expand(2, 1, 7)
+    for measure in (proximity, entropy, diagonality):
+        torch.testing.assert_close(measure(maps, keep=keep), measure(maps[..., :n, :n]))
+
+
 def test_mean_map_is_the_mean_over_sequences(tiny):
     data = tasks.load(tiny.task, 0)
     model = build(tiny.model, data, 0).eval()
     alone = torch.stack([mean_map(model, data.test.x[i : i + 1]) for i in range(4)])
     assert alone.shape == (4, 1, 2, 12, 12)
     torch.testing.assert_close(mean_map(model, data.test.x[:4]), alone.mean(0))
-
-
-def test_start_and_end_of_stored_trainings(tiny, store, where):
-    run = replace(tiny, pretrain=replace(tiny.pretrain, epochs=20, lr=0.02))
-    compute(run, store, where)
-    data = tasks.load(run.task, run.seed)
-    x = data.test.x[:10]
-    pretraining = store.get(run.pretraining)
-    for entry, stage in ((pretraining, "pretrain"), (store.get(run), "finetune")):
-        start, end = start_and_end(entry, n=10)
-        model = build(entry.spec.model, data, run.seed, stage).eval()
-        assert torch.equal(start, mean_map(model, x))
-        model.load_state_dict(entry.model())
-        assert torch.equal(end, mean_map(model, x))
-        assert not torch.allclose(start, end, atol=1e-4)
-    # finetuning starts at random, before the transfer
-    assert not torch.equal(start_and_end(pretraining)[0], start_and_end(store.get(run))[0])
 
 
 def test_distance_profile_is_signed():
@@ -78,21 +101,3 @@ def test_distance_profile_is_signed():
     assert weights == [0, 0, 0, 0, 0, 1, 0]
     assert distance_profile(looks_ahead, reach=4)[1][0] == 1  # the two that wrap around
     assert distance_profile(torch.eye(3), reach=10)[0] == [-2, -1, 0, 1, 2]
-
-
-@pytest.mark.parametrize("tokenised", [True, False])
-def test_reconstructed_images_keep_what_was_visible(tiny_image, store, where, tokenised):
-    task = replace(tiny_image.task, tokenised=tokenised)
-    entry = compute(replace(tiny_image, task=task).pretraining, store, where)
-    rows = reconstructed(entry, n=5)
-    original, hidden, filled = (rows[name] for name in ("original", "hidden", "filled in"))
-    x = tasks.load(task, 0).test.x[:5].numpy()
-    assert original[0] == pytest.approx(x / 16)
-    assert hidden[0] == pytest.approx(x / 16)
-    mask = hidden[1]
-    assert mask.any(1).all()
-    assert not mask.all(1).any()
-    assert filled[0][~mask] == pytest.approx(original[0][~mask])
-    assert (filled[0][mask] != original[0][mask]).any()
-    assert filled[0].min() >= 0
-    assert filled[0].max() <= 1
