@@ -13,14 +13,26 @@ import pandas as pd
 from sptlib import watch
 from sptlib.config import Run
 from sptlib.experiments.ablation import QUICK as QUICK
-from sptlib.experiments.ablation import SPT, WHOLE, base_run, make, rows_of, seeds_of
-from sptlib.experiments.base import Case, Result, frame
+from sptlib.experiments.ablation import SCRATCH, SPT, WHOLE, base_run, make, rows_of, seeds_of
+from sptlib.experiments.base import Case, Result, frame, losses
 from sptlib.export import Study
 from sptlib.store import Store
 
 NAME = "attention"
 GROUP_BY = ["task", "arm"]
 
+#: what is compared, by name: of which arm, at the start or at the end of its label steps
+MOMENTS = {
+    "random start": (SCRATCH, "start"),
+    "after labels alone": (SCRATCH, "end"),
+    "after SPT": (SPT, "start"),
+    "after SPT and labels": (SPT, "end"),
+}
+#: the measures of a moment
+MEASURES = (
+    "proximity", "uniform", "entropy", "diagonality", "toeplitz", "position", "alibi", "rope",
+    "symmetric",
+)  # fmt: skip
 #: rows of the classroom
 LIVE = ("Neighbor +1 / +3",)
 #: seeds of each preset
@@ -71,6 +83,27 @@ def table(results: Sequence[Result]) -> pd.DataFrame:
     return frame(results)
 
 
+def moments(table: pd.DataFrame) -> pd.DataFrame:
+    """The measures of attention at each of `MOMENTS`, from `table`.
+
+    Returns:
+        A row per Run and moment: its labels, seed, ``arm`` (the moment), `MEASURES`, and ``times``,
+        the attention on near tokens as a multiple of uniform attention's.
+    """
+    rows = [
+        {
+            **{k: row[k] for k in ("task", "positions", "seed", "key") if k in row},
+            "arm": moment,
+            **{name: row[f"{when}_{name}"] for name in MEASURES},
+            "times": row[f"{when}_proximity"] / row[f"{when}_uniform"],
+        }
+        for row in table.to_dict("records")
+        for moment, (arm, when) in MOMENTS.items()
+        if row["arm"] == arm
+    ]
+    return pd.DataFrame(rows)
+
+
 def looks(results: Sequence[Result], place: Store | Study) -> pd.DataFrame:
     """Every look at every training, pretrainings included.
 
@@ -80,19 +113,25 @@ def looks(results: Sequence[Result], place: Store | Study) -> pd.DataFrame:
 
     Returns:
         One row per look: the Run's labels, seed, ``stage`` ("pretrain" or "finetune"), ``step``,
-        the measures of `sptlib.watch.summary`, and ``lags`` (`force` by distance, by loss).
+        ``loss`` (of training, mean over some steps before), the measures of `sptlib.watch.summary`,
+        both losses' signals (force over its noise), movements of parameter groups, the profile of
+        attention and both forces by distance.
     """
     rows: list[dict[str, Any]] = []
     for result in results:
         run = result.entry.spec
         before = place.get(run.pretraining) if result.labels["arm"] == SPT else None
         for entry in filter(None, (before, result.entry)):
+            stage = "finetune" if entry is result.entry else "pretrain"
+            curve = losses(entry, stage).set_index("step")["loss"]
             rows += [
                 {
                     **result.labels,
                     "seed": run.seed,
                     **{k: line[k] for k in ("stage", "step")},
-                    **watch.summary(line),
+                    "loss": float(curve.asof(max(line["step"], curve.index[0]))),
+                    **(found := watch.summary(line)),
+                    **{f"{n}_signal": _over(found, n) for n in ("label", "reconstruction")},
                     **{f"moved_{group}": moved for group, moved in line["moved"].items()},
                     "profile": line["attention"]["profile"],
                     "label_lags": line["label"]["lags"],
@@ -102,3 +141,45 @@ def looks(results: Sequence[Result], place: Store | Study) -> pd.DataFrame:
                 if "attention" in line
             ]
     return pd.DataFrame(rows)
+
+
+def _over(found: dict[str, float], loss: str) -> float:
+    noise = found[f"{loss}_noise"]
+    return found[f"{loss}_force"] / noise if noise else 0.0
+
+
+#: what is followed through the pretraining, in the order in which the theory expects it
+PHASES = {
+    "values and output moved": "moved_vo",
+    "force of reconstruction": "reconstruction_cosine",
+    "queries and keys moved": "moved_qk",
+    "loss": "loss",
+    "attention on near tokens": "proximity",
+}
+
+
+def onsets(looks: pd.DataFrame) -> pd.DataFrame:
+    """When, in the pretraining, each of `PHASES` has done half of its way.
+
+    Args:
+        looks: of `looks`.
+
+    Returns:
+        A row per task, seed and phase (``arm``): ``step``, the first one, interpolated between
+        looks, at which the value is halfway between its start and its farthest point from there.
+        NaN where it never moves.
+    """
+    rows = []
+    spt = looks[looks["stage"] == "pretrain"] if len(looks) else looks
+    for (task, seed), some in spt.groupby(["task", "seed"], sort=False) if len(spt) else ():
+        some = some.sort_values("step")
+        for phase, column in PHASES.items():
+            away = (some[column] - some[column].iloc[0]).abs().to_numpy()
+            step, half = some["step"].to_numpy(), away.max() / 2
+            after = int((away >= half).argmax()) if half > 0 else 0
+            at = float("nan")
+            if after:
+                share = (half - away[after - 1]) / (away[after] - away[after - 1])
+                at = step[after - 1] + share * (step[after] - step[after - 1])
+            rows.append({"task": task, "seed": seed, "arm": phase, "step": float(at)})
+    return pd.DataFrame(rows, columns=["task", "seed", "arm", "step"])

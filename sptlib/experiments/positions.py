@@ -45,7 +45,28 @@ TUNED_AT = "study"
 N_TUNING_SEEDS = 2
 RATES = {"neighbor": synthetic.RATES, "image": (*few_labels.RATES, 5e-2)}
 #: the chosen rates (data/tuning/positions.csv; a test compares)
-CHOSEN: dict[str, dict[str, float]] = {}
+CHOSEN: dict[str, dict[str, float]] = {
+    "neighbor": {
+        "SPT, alibi": 0.002,
+        "SPT, learned": 0.002,
+        "SPT, none": 0.002,
+        "SPT, rope": 0.002,
+        "scratch, alibi": 0.02,
+        "scratch, learned": 0.002,
+        "scratch, none": 0.02,
+        "scratch, rope": 0.002,
+    },
+    "image": {
+        "SPT, alibi": 0.01,
+        "SPT, learned": 0.01,
+        "SPT, none": 0.02,
+        "SPT, rope": 0.02,
+        "scratch, alibi": 0.01,
+        "scratch, learned": 0.01,
+        "scratch, none": 0.005,
+        "scratch, rope": 0.002,
+    },
+}
 
 
 def title(arm: str, encoding: str) -> str:

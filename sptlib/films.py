@@ -1,0 +1,62 @@
+"""Watched trainings as films: mean attention maps at every look, for the explorer."""
+
+from collections.abc import Sequence
+
+import torch
+
+from sptlib.analysis.attention import mean_map
+from sptlib.config import Pretraining
+from sptlib.experiments.base import Result, losses
+from sptlib.explorer import Film
+from sptlib.model import build
+from sptlib.store import Entry, Store
+from sptlib.tasks import load
+
+
+def film(title: str, entries: Sequence[Entry], n: int = 100) -> Film:
+    """The mean attention maps of one or two stages, look after look.
+
+    Args:
+        title: of the film.
+        entries: watched trainings of one model, e.g. a pretraining and the Run that starts from it.
+        n: test sequences over which attention is averaged; they have nothing hidden.
+
+    Raises:
+        StoreError: if one of them was not watched.
+    """
+    steps, stages, maps, notes = [], [], [], []
+    for entry in entries:
+        spec = entry.spec
+        stage, name = "finetune", "labels"
+        if isinstance(spec, Pretraining):
+            stage, name = "pretrain", "reconstruction"
+        data = load(spec.task, spec.seed)
+        test = data.test.take(slice(0, n)).sequences().trimmed()
+        model = build(spec.model, data, spec.seed, stage).eval()
+        curve = losses(entry, stage).set_index("step")["loss"]
+        for step, weights in entry.snapshots().items():
+            model.load_state_dict(weights)
+            steps.append(step)
+            stages.append(name)
+            maps.append(mean_map(model, test.x, None, test.length))
+            notes.append(f"loss {curve.asof(step):.2f}" if step else "start")
+    return Film(title=title, steps=steps, stages=stages, maps=torch.stack(maps), notes=notes)
+
+
+def films(results: Sequence[Result], store: Store, task: str, seed: int = 0) -> list[Film]:
+    """Training from scratch beside SPT, from the Runs of `sptlib.experiments.attention`.
+
+    Args:
+        results: of that experiment.
+        store: where the pretraining is.
+        task: the row.
+        seed: which.
+    """
+    found = []
+    for result in results:
+        run = result.entry.spec
+        if result.labels["task"] == task and run.seed == seed:
+            before = [store.get(run.pretraining)] if run.pretrain else []
+            title = "self-pretraining, then labels" if before else "from scratch, labels only"
+            found.append(film(title, [*before, result.entry]))
+    return found
