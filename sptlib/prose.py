@@ -45,18 +45,45 @@ def difference(a: str, b: str, gain: Interval, scale: float = 100.0, unit: str =
     return f"{a} and {b} cannot be told apart ({gain.mean * scale:+.1f} {unit}, {span}{wide})"
 
 
-def bullets(gains: Mapping[str, Interval]) -> Markdown:
+def bullets(gains: Mapping[str, Interval], scale: float = 100.0, unit: str = "points") -> Markdown:
     """Comparisons as a list of sentences.
 
     Args:
         gains: intervals by ``"PLACE: a − b"``, as `sptlib.report.gains` gives them.
+        scale: from the intervals' unit to the shown one.
+        unit: name of the latter.
     """
     lines = []
     for name, gain in gains.items():
         place, _, arms = name.partition(": ")
         a, _, b = arms.partition(" − ")
-        lines.append(f"- **{place}**: {difference(a, b, gain)}.")
+        lines.append(f"- **{place}**: {difference(a, b, gain, scale, unit)}.")
     return Markdown("\n".join(lines) or "There is nothing to compare at this scale.")
+
+
+def measured(
+    table: pd.DataFrame,
+    column: str,
+    comparisons: Sequence[tuple[str, str]],
+    scale: float = 1.0,
+    unit: str = "",
+) -> Markdown:
+    """`bullets` of any measure, task by task.
+
+    Args:
+        table: one row per task, arm and seed.
+        column: the measure.
+        comparisons: pairs (a, b) of arms.
+        scale: from the column's unit to the shown one.
+        unit: name of the latter.
+    """
+    gains = {
+        f"{task}: {a} − {b}": stats.paired(stats.common(rows, a, b), column, a, b)
+        for task, rows in (table.groupby("task", sort=False) if len(table) else ())
+        for a, b in comparisons
+        if {a, b} <= set(rows["arm"]) and len(stats.common(rows, a, b))
+    }
+    return bullets(gains, scale, unit)
 
 
 def sentence(table: pd.DataFrame, a: str, b: str) -> str:

@@ -113,7 +113,7 @@ def fit(
             model.train()
 
     model.train()
-    if config.watch:
+    if state.step in stage.watch_steps:  # resumed elsewhere, there is nothing to look at
         look()
     while state.step < n_steps and not state.stopped:
         for group in optimizer.param_groups:

@@ -258,3 +258,61 @@ def test_embed_std_sets_how_loud_tokens_are():
     for embed_std, expected in ((None, 1.0), (2.0, 2.0)):
         model = build(ModelConfig(width=64, embed_std=embed_std), data, 0)
         assert float(model.embed.weight.detach().std()) == pytest.approx(expected, rel=0.1)
+
+
+# --- what is added to the scores ----------------------------------------------------------------
+
+
+def imposed(strength: float, positions: str) -> torch.Tensor:
+    """The biases of four heads, number by number."""
+    found = torch.zeros(4, T, T)
+    for h in range(4):
+        slope = 2.0 ** (-2 * (h + 1)) if positions == "alibi" else 0.0
+        for i in range(T):
+            for j in range(T):
+                found[h, i, j] = -(strength + slope) * abs(i - j)
+    return found
+
+
+@pytest.mark.parametrize("length", [None, LENGTHS], ids=["full", "padded"])
+@pytest.mark.parametrize("positions", POSITIONS)
+def test_a_proximity_bias_is_added_to_the_scores(positions, length):
+    model, x = make(positions=positions, proximity_bias=0.3), inputs("tokens")
+    plain = make(positions="none" if positions == "alibi" else positions)
+    plain.load_state_dict(model.state_dict())
+    before = plain.attention_maps(x, None, length)[0]
+    # weights are multiplied by exp(bias), whatever they were; the first layer's input is the same
+    tilted = before * imposed(0.3, positions).exp()
+    expected = tilted / tilted.sum(-1, keepdim=True)
+    found = model.attention_maps(x, None, length)[0]
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+    assert float((found - before).abs().max()) > 0.05
+    for block in plain.blocks:  # by the way that `forward` takes
+        block.attention.bias = imposed(0.3, positions)
+    torch.testing.assert_close(
+        model.classify(x, length), plain.classify(x, length), rtol=1e-5, atol=1e-5
+    )
+    assert set(model.state_dict()) == {name for name, _ in model.named_parameters()}
+
+
+@pytest.mark.parametrize("length", [None, LENGTHS], ids=["full", "padded"])
+@pytest.mark.parametrize("positions", ["sinusoidal", "alibi"])
+def test_a_probe_is_added_to_the_scores_of_every_sequence(positions, length):
+    """It has room for longer sequences than these."""
+    model = make(positions=positions, max_len=T + 3, n_layers=1)
+    x, attention = inputs("tokens"), model.blocks[0].attention
+    before, plain = model.attention_maps(x, None, length)[0], model.classify(x, length)
+    probe = torch.randn(4, T + 3, T + 3, generator=torch.Generator().manual_seed(2))
+    attention.probe = probe
+    tilted = before * probe[:, :T, :T].exp()
+    found = model.attention_maps(x, None, length)[0]
+    torch.testing.assert_close(found, tilted / tilted.sum(-1, keepdim=True), rtol=1e-4, atol=1e-6)
+    assert not torch.allclose(model.classify(x, length), plain, atol=1e-3)
+    attention.probe = None
+    assert torch.equal(model.classify(x, length), plain)
+
+
+def test_a_proximity_bias_is_not_negative():
+    with pytest.raises(ValueError, match="proximity_bias"):
+        ModelConfig(proximity_bias=-0.1)
+    assert make(proximity_bias=0.0).blocks[0].attention.bias is None

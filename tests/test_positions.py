@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sptlib.positions import alibi_bias, rope_table, rotate, sinusoidal
+from sptlib.positions import alibi_bias, distances, rope_table, rotate, score_bias, sinusoidal
 
 
 @pytest.mark.parametrize("width", [1, 2, 7, 16])
@@ -60,3 +60,36 @@ def test_alibi_is_minus_slope_times_distance():
         for i in range(6):
             for j in range(6):
                 assert float(bias[h, i, j]) == pytest.approx(-(2.0 ** -(h + 1)) * abs(i - j))
+
+
+# --- distances and biases -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("n", "side"), [(1, 0), (7, 0), (1, 1), (9, 3), (16, 4), (10, 4), (5, 8)])
+def test_distances_pair_by_pair(n, side):
+    found = distances(n, side)
+    assert found.dtype == torch.int64
+    assert found.shape == (n, n)
+    for i in range(n):
+        for j in range(n):
+            rows, columns = (i // side - j // side, i % side - j % side) if side else (0, i - j)
+            assert int(found[i, j]) == max(abs(rows), abs(columns))
+
+
+def test_an_image_has_eight_pixels_around_one():
+    around = distances(64, 8) == 1
+    for pixel, n in ((9, 8), (0, 3), (7, 3), (3, 5), (63, 3)):
+        assert int(around[pixel].sum()) == n
+    assert not around[7, 8], "the end of a row is not beside the start of the next"
+
+
+def test_a_score_bias_is_what_the_encoding_and_the_imposed_one_add():
+    apart = distances(5).float()
+    for positions in ("sinusoidal", "learned", "rope", "none"):
+        assert score_bias(positions, 2, 5, 0.0) is None
+        found = score_bias(positions, 2, 5, 0.25)
+        assert (found.shape, found.dtype) == ((2, 5, 5), torch.float32)
+        torch.testing.assert_close(found, (-0.25 * apart).expand(2, 5, 5))
+    assert torch.equal(score_bias("alibi", 2, 5, 0.0), alibi_bias(2, 5))
+    slopes = torch.tensor([2.0**-4, 2.0**-8])[:, None, None]
+    torch.testing.assert_close(score_bias("alibi", 2, 5, 0.25), -(slopes + 0.25) * apart)

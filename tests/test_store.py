@@ -19,7 +19,7 @@ from sptlib import store as module
 from sptlib.config import key, to_dict
 from sptlib.errors import StoreError
 from sptlib.execute import compute
-from sptlib.store import FILES, Store, default_path, repository_root
+from sptlib.store import FILES, SNAPSHOTS, Store, default_path, repository_root
 
 CONTENT = {
     "metrics": [{"step": 1, "loss": 0.1 + 0.2}, {"step": 2, "loss": 1e-30}],
@@ -193,6 +193,46 @@ def test_an_entry_travels_as_bytes(tiny, store, tmp_path):
     _flip(here.path / "model.safetensors")
     with pytest.raises(StoreError, match="is damaged"):
         store.get(tiny).pack()
+
+
+KEPT = {0: {"a.weight": torch.zeros(2, 3)}, 12: {"a.weight": torch.ones(3, 2).T, "b": torch.eye(2)}}
+
+
+def test_weights_along_the_way_are_kept_and_travel(tiny, store, tmp_path):
+    here = store.put(tiny, **CONTENT, snapshots=KEPT)
+    there = Store(tmp_path / "there").unpack(here.key, here.pack())
+    for entry in (here, there):
+        entry.verify()
+        found = entry.snapshots()
+        assert list(found) == [0, 12], "steps are numbers, in order"
+        for step, weights in KEPT.items():
+            assert found[step].keys() == weights.keys()
+            assert all(torch.equal(found[step][name], value) for name, value in weights.items())
+        assert torch.equal(entry.model()["a.weight"], CONTENT["model"]["a.weight"])
+    assert there.manifest == here.manifest
+    assert set(here.pack()) == {*FILES, SNAPSHOTS}
+
+
+@pytest.mark.parametrize("snapshots", [None, {}])
+def test_an_entry_without_them_says_so(tiny, store, snapshots):
+    entry = store.put(tiny, **CONTENT, snapshots=snapshots)
+    assert not (entry.path / SNAPSHOTS).exists()
+    with pytest.raises(StoreError, match="its watch is 0"):
+        entry.snapshots()
+    assert set(entry.pack()) == set(FILES)
+
+
+@pytest.mark.parametrize(
+    "spoil", [_truncate, _flip, Path.unlink], ids=["truncated", "bit", "missing"]
+)
+def test_damaged_weights_along_the_way_are_found(tiny, store, spoil):
+    entry = store.put(tiny, **CONTENT, snapshots=KEPT)
+    spoil(entry.path / SNAPSHOTS)
+    entry = store.get(tiny)
+    for look in (entry.verify, entry.snapshots, entry.pack):
+        with pytest.raises(StoreError, match=r"snapshots\.safetensors is damaged"):
+            look()
+    assert entry.result == CONTENT["result"]
 
 
 def test_an_entry_that_is_replaced_while_it_is_read(tiny, store):

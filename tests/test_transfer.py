@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sptlib import tasks
-from sptlib.config import ALIASES, GROUPS, ModelConfig
+from sptlib.config import ALIASES, GROUPS, ModelConfig, key
 from sptlib.errors import ConfigError
 from sptlib.execute import compute
 from sptlib.model import Transformer, build
@@ -126,6 +126,22 @@ def test_movement_reads_the_parameters_and_leaves_them_alone():
     assert torch.equal(model.blocks[1].mlp[2].bias, 3 * start["blocks.1.mlp.2.bias"])
 
 
+@pytest.mark.parametrize("share", [0.0, 0.25, 0.5, 1.0])
+def test_a_share_is_a_part_of_the_way(share):
+    model = make(positions="learned")
+    source, before = noise(model), {k: v.clone() for k, v in model.state_dict().items()}
+    report = copy_groups(model, source, ("qk", "embed"), share)
+    assert report == copy_groups(make(positions="learned"), source, ("qk", "embed"))
+    for name, value in model.state_dict().items():
+        if name not in report["copied"]:
+            assert torch.equal(value, before[name]), name
+        elif share in (0.0, 1.0):  # to the last bit
+            assert torch.equal(value, source[name] if share else before[name]), name
+        else:
+            between = before[name].double().lerp(source[name].double(), share)
+            torch.testing.assert_close(value.double(), between, rtol=1e-6, atol=1e-6)
+
+
 # --- through training ---------------------------------------------------------------------------
 
 
@@ -200,3 +216,30 @@ def test_pretraining_on_another_task(tiny, store, where, source, misfits):
     assert set(entry.result["reinitialised"]) == misfits & names
     copied = set(entry.result["copied"])
     assert copied == {n for n in names if group_of(n) not in ("head", "reconstructor")} - misfits
+
+
+@pytest.mark.parametrize("transfer", [("qk",), ("all",)], ids=str)
+def test_finetuning_starts_at_the_share(tiny, transfer):
+    run = replace(tiny, transfer=transfer, finetune=replace(tiny.finetune, watch=1))
+    data = tasks.load(run.task, 0)
+    source = pretrain(run.pretraining, data).model.state_dict()
+    runs = {share: replace(run, transfer_share=share) for share in (0.0, 0.5, 1.0)}
+    assert len({one.pretraining for one in runs.values()}) == 1
+    assert len({key(one) for one in runs.values()}) == 3
+    assert runs[1.0] == run
+    trained = {share: finetune(one, data, source) for share, one in runs.items()}
+    none = finetune(replace(run, transfer=()), data, source)
+    assert trained[0.0].metrics == none.metrics  # a random start, bit by bit
+    start = build(run.model, data, run.seed, "finetune").state_dict()
+    for name in trained[0.5].result["copied"]:
+        middle = (start[name] + source[name]) / 2
+        torch.testing.assert_close(trained[0.5].snapshots[0][name], middle)
+        assert torch.equal(trained[1.0].snapshots[0][name], source[name])
+
+
+def test_without_pretraining_there_is_no_share(tiny):
+    scratch = replace(tiny, pretrain=None)
+    assert replace(scratch, transfer_share=0.5) == scratch
+    for wrong in (-0.1, 1.1):
+        with pytest.raises(ValueError, match="transfer_share"):
+            replace(tiny, transfer_share=wrong)

@@ -3,12 +3,15 @@
 import torch
 from torch import Tensor
 
+from sptlib.analysis import scores
 from sptlib.analysis.attention import mean_map
+from sptlib.analysis.scores import Split
 from sptlib.config import Pretraining
 from sptlib.masking import hide
-from sptlib.model import build
+from sptlib.model import Transformer, build
 from sptlib.seeding import generator
 from sptlib.store import Entry
+from sptlib.tasks import Split as TestSplit
 from sptlib.tasks import load
 
 
@@ -20,14 +23,33 @@ def start_and_end(entry: Entry, n: int = 100) -> tuple[Tensor, Tensor]:
     Returns:
         Two tensors (L, H, T, T).
     """
+    model, test, weights = _start(entry, n)
+    start = mean_map(model, test.x, None, test.length)
+    model.load_state_dict(weights)
+    return start, mean_map(model, test.x, None, test.length)
+
+
+def _start(entry: Entry, n: int) -> tuple[Transformer, TestSplit, dict[str, Tensor]]:
+    """The model at its random start, the first n test sequences, and the best weights."""
     spec = entry.spec
     data = load(spec.task, spec.seed)
-    test = data.test.take(slice(0, n)).sequences().trimmed()
     stage = "pretrain" if isinstance(spec, Pretraining) else "finetune"
     model = build(spec.model, data, spec.seed, stage).eval()
-    start = mean_map(model, test.x, None, test.length)
-    model.load_state_dict(entry.model())
-    return start, mean_map(model, test.x, None, test.length)
+    return model, data.test.take(slice(0, n)).sequences().trimmed(), entry.model()
+
+
+@torch.no_grad()
+def splits(entry: Entry, n: int = 200) -> tuple[Split, Split]:
+    """The first layer's scores, split (`sptlib.analysis.scores`), at the start and at the end.
+
+    Args:
+        entry: of a pretraining, or of a Run from scratch; its start is the random one.
+        n: test sequences.
+    """
+    model, test, weights = _start(entry, n)
+    start = scores.split(model, test.x, test.length)
+    model.load_state_dict(weights)
+    return start, scores.split(model, test.x, test.length)
 
 
 @torch.no_grad()

@@ -80,7 +80,7 @@ def table(results: Sequence[Result]) -> pd.DataFrame:
     ``start_`` is where labels begin (for SPT: after the pretraining), ``end_`` after the last label
     step; without prefix they are those of the weights that were best on the validation sequences.
     """
-    return frame(results)
+    return frame(results, GROUP_BY)
 
 
 def moments(table: pd.DataFrame) -> pd.DataFrame:
@@ -101,7 +101,20 @@ def moments(table: pd.DataFrame) -> pd.DataFrame:
         for moment, (arm, when) in MOMENTS.items()
         if row["arm"] == arm
     ]
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows, columns=None if rows else ["task", "seed", "arm", *MEASURES, "times"])
+
+
+def ends(looks: pd.DataFrame) -> pd.DataFrame:
+    """The looks at each of `MOMENTS`, which ``arm`` names: the first and the last at labels."""
+    if looks.empty:
+        return looks
+    labels = looks[looks["stage"] == "finetune"].sort_values("step")
+    found = []
+    for moment, (arm, when) in MOMENTS.items():
+        by_run = labels[labels["arm"] == arm].groupby(["task", "seed"], sort=False)
+        some = by_run.head(1) if when == "start" else by_run.tail(1)
+        found.append(some.assign(arm=moment))
+    return pd.concat(found, ignore_index=True)
 
 
 def looks(results: Sequence[Result], place: Store | Study) -> pd.DataFrame:

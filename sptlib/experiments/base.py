@@ -123,8 +123,15 @@ def evaluations(entry: Entry) -> pd.DataFrame:
     return table
 
 
-def frame(results: Sequence[Result]) -> pd.DataFrame:
-    """One row per Run: its labels, seed, steps, accuracies, losses and seconds."""
+def frame(results: Sequence[Result], by: Sequence[str] = ()) -> pd.DataFrame:
+    """One row per Run: its labels, seed, steps, accuracies, losses and seconds.
+
+    Args:
+        results: of an experiment.
+        by: columns that are there even without a result.
+    """
+    if not results:
+        return pd.DataFrame(columns=[*by, "seed", "steps", "test_accuracy"])
     rows = []
     for result in results:
         values = {k: v for k, v in result.entry.result.items() if not isinstance(v, list)}

@@ -11,6 +11,7 @@ from dataclasses import replace
 import pandas as pd
 from scipy import stats as scipy_stats
 
+from sptlib.analysis import stats
 from sptlib.config import Run
 from sptlib.experiments import attention
 from sptlib.experiments.ablation import SCRATCH, base_run, rate, rows_of, seeds_of
@@ -70,7 +71,7 @@ def cases(
 
 def table(results: Sequence[Result]) -> pd.DataFrame:
     """One row per Run: task, kind, dose, seed, accuracies, measures of attention."""
-    return frame(results)
+    return frame(results, GROUP_BY)
 
 
 def trend(table: pd.DataFrame) -> pd.DataFrame:
@@ -89,7 +90,8 @@ def trend(table: pd.DataFrame) -> pd.DataFrame:
         wide = some.pivot(index="seed", columns="dose", values="test_accuracy").dropna()
         enough = len(wide) >= 3 and wide.shape[1] >= 3
         page = scipy_stats.page_trend_test(wide.to_numpy()) if enough else None
-        spearman = scipy_stats.spearmanr(wide.columns, wide.mean()).statistic
+        varied = wide.mean().nunique() > 1
+        spearman = scipy_stats.spearmanr(wide.columns, wide.mean()).statistic if varied else 0.0
         rows.append(
             {
                 "task": task,
@@ -104,3 +106,29 @@ def trend(table: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+
+
+def named(table: pd.DataFrame) -> pd.DataFrame:
+    """The table with an ``arm``, for `sptlib.plots_ablation.against`."""
+    return table.assign(arm="labels")
+
+
+def intervals(table: pd.DataFrame) -> pd.DataFrame:
+    """Test accuracy by kind and dose: mean and 95 % interval over seeds, and the gain over dose 0.
+
+    Args:
+        table: of `table`.
+    """
+    rows = []
+    for (kind, amount), some in table.groupby(["kind", "dose"], sort=False) if len(table) else ():
+        doses = table[table["kind"] == kind].assign(arm=table["dose"])
+        gain = stats.paired(stats.common(doses, amount, 0.0), "test_accuracy", amount, 0.0)
+        rows.append(
+            {
+                "kind": kind,
+                "dose": amount,
+                "test accuracy": stats.interval(some["test_accuracy"]).text(1, 3),
+                "gain over dose 0": gain.text(100, 1, "points") if amount else "–",
+            }
+        )
+    return pd.DataFrame(rows).set_index(["kind", "dose"]) if rows else pd.DataFrame()

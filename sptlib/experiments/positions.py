@@ -128,4 +128,11 @@ def candidates(preset: str, seeds: Sequence[int]) -> list[Case]:
 
 def table(results: Sequence[Result]) -> pd.DataFrame:
     """One row per Run: task, positions, arm, seed, accuracies, measures of attention."""
-    return frame(results)
+    return frame(results, GROUP_BY)
+
+
+def named(table: pd.DataFrame) -> pd.DataFrame:
+    """The table with arms named by their encoding, too: ``"SPT, rope"``."""
+    if table.empty:
+        return table
+    return table.assign(arm=table["arm"] + ", " + table["positions"])

@@ -10,10 +10,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pandas as pd
+import torch
 
+from sptlib import watch
+from sptlib.analysis import population
 from sptlib.config import Run
-from sptlib.experiments.ablation import QUICK as QUICK
 from sptlib.experiments.ablation import (
+    NEIGHBOR,
     SCRATCH,
     Arm,
     base_run,
@@ -22,8 +25,10 @@ from sptlib.experiments.ablation import (
     scratch,
     seeds_of,
 )
+from sptlib.experiments.ablation import QUICK as QUICK
 from sptlib.experiments.attention import LIVE, N_SEEDS
 from sptlib.experiments.base import Case, Result, frame, with_steps
+from sptlib.tasks import NeighborConfig
 
 NAME = "theory"
 GROUP_BY = ["task", "arm"]
@@ -76,7 +81,7 @@ def cases(
 
 def table(results: Sequence[Result]) -> pd.DataFrame:
     """One row per Run: task, arm, seed, accuracies, measures of attention and forces."""
-    return frame(results)
+    return frame(results, GROUP_BY)
 
 
 def forces(table: pd.DataFrame) -> pd.DataFrame:
@@ -107,4 +112,54 @@ def forces(table: pd.DataFrame) -> pd.DataFrame:
                         "blind": row[of + "columns"],
                     }
                 )
+    return pd.DataFrame(rows)
+
+
+def lags(results: Sequence[Result], moments: Sequence[str] = tuple(MOMENTS)) -> pd.DataFrame:
+    """Both losses' mean forces by distance, at each of some `MOMENTS`.
+
+    Returns:
+        A row per Run, moment and loss: task, seed, ``arm`` (the loss and the moment), and ``lags``:
+        forces at distances −10 … 10 (key − query), over the norm of the whole mean gradient.
+    """
+    rows = []
+    for result in results:
+        looks = [line for line in result.entry.metrics if "attention" in line]
+        for moment in moments:
+            arm, when = MOMENTS[moment]
+            if result.labels["arm"] != arm:
+                continue
+            line = looks[0] if when == "start" else looks[-1]
+            for loss in LOSSES:
+                norm = line[loss]["norm"] or 1.0
+                rows.append(
+                    {
+                        "task": result.labels["task"],
+                        "arm": f"{loss}, {moment}",
+                        "seed": result.entry.spec.seed,
+                        "lags": [value / norm for value in line[loss]["lags"]],
+                    }
+                )
+    return pd.DataFrame(rows, columns=["task", "arm", "seed", "lags"])
+
+
+def predicted(reach: int = 10) -> pd.DataFrame:
+    """The exact expected force of reconstruction by distance, on both variants of `neighbor`.
+
+    Returns:
+        A row per variant and values, for `sptlib.plots_mechanism.profiles`: ``arm`` says which V,
+        ``lags`` the force over ‖V‖ (`sptlib.analysis.population`).
+    """
+    rows = []
+    for name, steps in NEIGHBOR.items():
+        config, ratio = NeighborConfig(steps=steps), watch.MASK.mask_ratio
+        clean = population.neighbor_covariances(config)
+        for arm, V in (
+            ("V as it leaves zero", population.first_values(clean, ratio)),
+            ("V that fits best", population.fitted_values(clean, ratio)),
+            ("V = I", torch.eye(config.n_symbols, dtype=torch.float64)),
+        ):
+            _, force = population.force_profile(clean, V, ratio, reach)
+            size = float(V.norm())
+            rows.append({"task": name, "arm": arm, "seed": 0, "lags": [f / size for f in force]})
     return pd.DataFrame(rows)

@@ -128,6 +128,32 @@ def test_near_is_within_the_margin_on_both_sides(mean, holds):
         assert found.text.endswith("target 0.693")
 
 
+@pytest.mark.parametrize(("mean", "holds"), [(2.2, True), (2.0, False), (1.8, False)])
+def test_above_is_a_mean_beyond_a_threshold(mean, holds):
+    values = [mean + x for x in (-0.03, 0.0, 0.03)]
+    found = decisions.above(values, 2.0, "Image", "times")
+    assert found.holds is holds
+    assert (found.where, found.question, found.effect.n) == ("Image", "times", 3)
+    assert found.effect.mean == pytest.approx(mean), "the values themselves, not what is above"
+    assert found.text.startswith(f"{mean:.2f} [")
+    assert found.text.endswith("], to exceed 2.00")
+
+
+def test_above_has_a_two_sided_p():
+    values = [2.1, 2.3, 1.9, 2.6]
+    expected = ttest_1samp(values, 2.0).pvalue
+    assert decisions.above(values, 2.0, "", "").p == pytest.approx(expected)
+    assert decisions.above([-x for x in values], -2.0, "", "").p == 1.0
+    assert not decisions.above([1.0, 4.0, 2.2], 2.0, "", "").holds, "seeds differ too much"
+    single = decisions.above([9.0], 2.0, "", "")
+    assert (single.p, single.text) == (1.0, "9.00, to exceed 2.00")
+
+
+def test_signs_are_shown_of_the_effect_but_not_of_its_threshold():
+    found = decisions.above(pd.Series([0.4, 0.5, 0.6]), 0.0, "", "", "+.1f")
+    assert found.text == f"+0.5 [{found.effect.low:+.1f}, {found.effect.high:+.1f}], to exceed 0.0"
+
+
 def test_both_have_the_larger_p_and_need_both_effects():
     found = decisions.both(part(0.01), part(0.03), "both?")
     assert (found.p, found.holds, found.question) == (0.03, True, "both?")
