@@ -62,7 +62,7 @@ class ModelConfig:
         positions: how order enters: sinusoidal (added), learned (added), rope (rotates queries
             and keys), alibi (biases scores), none.
         proximity_bias: strength of a bias towards near positions that every head has besides:
-            -strength · |i − j| is added to the scores.
+            -strength · ``|i − j|`` is added to the scores.
         pooling: over positions before the classification head.
         init: initial weights: "torch" (each PyTorch module's own default); "normal" (weights and
             embeddings from N(0, 0.02²), biases zero, as in BERT and GPT-2); or PyTorch's but for

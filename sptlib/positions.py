@@ -49,8 +49,8 @@ def distances(n_positions: int, side: int = 0) -> Tensor:
 
     Args:
         n_positions: T.
-        side: 0 = along the sequence, |i − j|; else the positions are an image's pixels, row by row
-            of so many, and it is the larger one of the distances in rows and in columns.
+        side: 0 = along the sequence, ``|i − j|``; else the positions are an image's pixels, row by
+            row of so many, and it is the larger one of the distances in rows and in columns.
     """
     t = torch.arange(n_positions)
     if not side:
@@ -82,7 +82,7 @@ def score_bias(
         positions: name of the encoding; only "alibi" adds to the scores.
         n_heads: heads.
         n_positions: T.
-        proximity_bias: strength; −strength · |i − j| is added.
+        proximity_bias: strength; −strength · ``|i − j|`` is added.
 
     Returns:
         (n_heads, n_positions, n_positions) float32.

@@ -58,8 +58,8 @@ def entropy(maps: Tensor, keep: Tensor | None = None) -> Tensor:
 def diagonality(maps: Tensor, keep: Tensor | None = None) -> Tensor:
     """How close to the diagonal attention is, beside uniform attention.
 
-    1 − (mean |i − j| under attention) / (mean |i − j| under uniform attention), where the latter
-    is (n² − 1) / 3n for n positions.
+    1 − (mean ``|i − j|`` under attention) / (mean ``|i − j|`` under uniform attention), where the
+    latter is (n² − 1) / 3n for n positions.
 
     Args:
         maps: (..., T, T), rows summing to 1.

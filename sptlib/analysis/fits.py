@@ -26,11 +26,11 @@ class Fit:
 
 
 def alibi_fit(profile: Tensor, reach: int | None = None) -> Fit:
-    """Fit what ALiBi adds (Press et al. 2022): t(d) ≈ constant − slope · |d|.
+    """Fit what ALiBi adds (Press et al. 2022): t(d) ≈ constant − slope · ``|d|``.
 
     Args:
         profile: (2T − 1,), from `toeplitz_profile`.
-        reach: fit only |d| ≤ reach; None = all.
+        reach: fit only ``|d|`` ≤ reach; None = all.
 
     Raises:
         ConfigError: if it is no profile, or reach is below 1.
@@ -50,7 +50,7 @@ def rope_fit(profile: Tensor, width: int, reach: int | None = None) -> Fit:
     Args:
         profile: (2T − 1,), from `toeplitz_profile`.
         width: K, even.
-        reach: fit only |d| ≤ reach; None = all.
+        reach: fit only ``|d|`` ≤ reach; None = all.
 
     Raises:
         ConfigError: if it is no profile, reach is below 1, or the width is not even.
@@ -72,7 +72,7 @@ def symmetric_share(profile: Tensor, reach: int | None = None) -> float:
 
     Args:
         profile: (2T − 1,), from `toeplitz_profile`.
-        reach: look only at |d| ≤ reach; None = all.
+        reach: look only at ``|d|`` ≤ reach; None = all.
 
     Returns:
         Between 0 and 1, distances weighted by their number of pairs; 0 for a constant profile.
@@ -86,7 +86,7 @@ def symmetric_share(profile: Tensor, reach: int | None = None) -> float:
 
 
 def _pieces(profile: Tensor, reach: int | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Distances, values and weights T − |d| within the reach, float64."""
+    """Distances, values and weights T − ``|d|`` within the reach, float64."""
     if profile.dim() != 1 or len(profile) % 2 == 0:
         raise ConfigError(
             f"a profile has 2T - 1 values, but this tensor is {tuple(profile.shape)}; "

@@ -39,7 +39,7 @@ def probed(model: Transformer) -> Iterator[list[Tensor]]:
 
 
 def nearness(n_positions: int, distance: int = 2, side: int = 0) -> Tensor:
-    """The direction towards near tokens: 1 at 1 ≤ |i − j| ≤ distance, centred, norm 1.
+    """The direction towards near tokens: 1 at 1 ≤ ``|i − j|`` ≤ distance, centred, norm 1.
 
     Rows are centred because softmax does not see their means, columns because a loss that only
     tells columns apart (the label loss of the theorem does) sees the band's edges, where there are

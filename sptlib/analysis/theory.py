@@ -180,7 +180,8 @@ def reconstruction_gradient(
 ) -> Tensor:
     """∂L/∂S of `reconstruction_loss` in closed form, (n, n); arguments are those of the loss.
 
-    ∂L/∂S_ij = (2/|M|) A_ij ⟨ŷ_i − x_i, V x̃_j − ŷ_i⟩ for hidden i, summed over sequences.
+    ∂L/∂S_ij = (2/m) A_ij ⟨ŷ_i − x_i, V x̃_j − ŷ_i⟩ for hidden i, summed over sequences; m positions
+    are hidden in all.
     """
     error, u, guess, A = _errors(x, corrupted, values, hidden, scores)
     seen = error @ u.mT - (error * guess).sum(-1, keepdim=True)
@@ -227,7 +228,7 @@ def circulant(kernel: Tensor) -> Tensor:
 
 
 def band(n: int, width: int, wrap: bool, diagonal: bool = True) -> Tensor:
-    """1 where |i − j| ≤ width, else 0, (n, n) float64.
+    """1 where ``|i − j|`` ≤ width, else 0, (n, n) float64.
 
     Args:
         n: positions.
