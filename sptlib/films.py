@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 
+import pandas as pd
 import torch
 
-from sptlib.analysis.attention import mean_map
+from sptlib.analysis.attention import column_share, mean_map
 from sptlib.config import Pretraining
 from sptlib.experiments.base import Result, losses
 from sptlib.explorer import Film
@@ -13,13 +14,14 @@ from sptlib.store import Entry, Store
 from sptlib.tasks import load
 
 
-def film(title: str, entries: Sequence[Entry], n: int = 100) -> Film:
+def film(title: str, entries: Sequence[Entry], n: int = 100, looks: int = 0) -> Film:
     """The mean attention maps of one or two stages, look after look.
 
     Args:
         title: of the film.
         entries: watched trainings of one model, e.g. a pretraining and the Run that starts from it.
         n: test sequences over which attention is averaged; they have nothing hidden.
+        looks: only the last so many of each training; 0 = all.
 
     Raises:
         StoreError: if one of them was not watched.
@@ -34,13 +36,35 @@ def film(title: str, entries: Sequence[Entry], n: int = 100) -> Film:
         test = data.test.take(slice(0, n)).sequences().trimmed()
         model = build(spec.model, data, spec.seed, stage).eval()
         curve = losses(entry, stage).set_index("step")["loss"]
-        for step, weights in entry.snapshots().items():
+        for step, weights in list(entry.snapshots().items())[-looks:]:
             model.load_state_dict(weights)
             steps.append(step)
             stages.append(name)
             maps.append(mean_map(model, test.x, None, test.length))
             notes.append(f"loss {curve.asof(step):.2f}" if step else "start")
     return Film(title=title, steps=steps, stages=stages, maps=torch.stack(maps), notes=notes)
+
+
+def columns(results: Sequence[Result], task: str, n: int = 100) -> pd.DataFrame:
+    """The last look of every Run: how sharp attention is, and how much of it is for all alike.
+
+    Args:
+        results: of `sptlib.experiments.attention`.
+        task: the row.
+        n: test sequences.
+
+    Returns:
+        A row per Run: ``arm``, ``seed``, ``entropy`` and ``columns`` (`column_share` of the mean
+        map, mean over layers and heads).
+    """
+    rows = []
+    for result in results:
+        if result.labels["task"] == task:
+            last = film("", [result.entry], n, looks=1).maps[-1]
+            share = float(column_share(last).mean())
+            found = {"entropy": result.entry.result["end_entropy"], "columns": share}
+            rows.append({"arm": result.labels["arm"], "seed": result.entry.spec.seed, **found})
+    return pd.DataFrame(rows).sort_values(["arm", "seed"])
 
 
 def films(results: Sequence[Result], store: Store, task: str, seed: int = 0) -> list[Film]:

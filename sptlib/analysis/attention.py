@@ -77,6 +77,24 @@ def diagonality(maps: Tensor, keep: Tensor | None = None) -> Tensor:
     return 1 - away / uniform.clamp(min=1e-6)
 
 
+def column_share(maps: Tensor) -> Tensor:
+    """How much of attention is the same for every query: a preference for some keys.
+
+    Of the squared deviations from uniform attention, the share that identical rows have.
+
+    Args:
+        maps: (..., T, T), rows summing to 1.
+
+    Returns:
+        (...), between 0 and 1; 0 for uniform attention. It is what the label gradient of
+        `sptlib.analysis.theory` can change to first order.
+    """
+    away = maps - 1 / maps.shape[-1]
+    whole = away.square().sum((-1, -2))
+    columns = maps.shape[-1] * away.mean(-2).square().sum(-1)
+    return torch.where(whole > 0, columns / whole.clamp(min=1e-30), torch.zeros_like(whole))
+
+
 def mean_map(
     model: Transformer,
     x_BT: Tensor,

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from sptlib import tasks
 from sptlib.analysis.attention import (
+    column_share,
     diagonality,
     distance_profile,
     entropy,
@@ -101,3 +102,19 @@ def test_distance_profile_is_signed():
     assert weights == [0, 0, 0, 0, 0, 1, 0]
     assert distance_profile(looks_ahead, reach=4)[1][0] == 1  # the two that wrap around
     assert distance_profile(torch.eye(3), reach=10)[0] == [-2, -1, 0, 1, 2]
+
+
+def test_column_share_is_what_all_queries_have_in_common():
+    T = 7
+    uniform = torch.full((T, T), 1 / T, dtype=torch.float64)
+    columns = torch.zeros(T, T, dtype=torch.float64)
+    columns[:, 2] = 1  # every query looks at key 2
+    ring = torch.eye(T, dtype=torch.float64).roll(1, 1)
+    assert column_share(uniform) == 0
+    assert float(column_share(columns)) == pytest.approx(1)
+    assert float(column_share(ring)) == pytest.approx(0)
+    # orthogonal parts: their squares add up
+    mixed = (columns + ring) / 2
+    a, b = (columns - 1 / T).square().sum(), (ring - 1 / T).square().sum()
+    assert float(column_share(mixed)) == pytest.approx(float(a / (a + b)))
+    assert column_share(torch.stack([uniform, columns])).tolist() == pytest.approx([0, 1])
