@@ -23,6 +23,11 @@ ARM_COLOURS = {
     "scratch, 2× longer": "#999933",
     "scratch, 4× batch": "#117733",
     "scratch, RoPE": "#009E73",
+    # moments at which attention is looked at
+    "random start": "#999999",
+    "after labels alone": "#D55E00",
+    "after SPT": "#56B4E9",
+    "after SPT and labels": "#0072B2",
 }
 
 

@@ -11,14 +11,6 @@ from torch import Tensor
 from sptlib.analysis.fits import Fit
 from sptlib.plots import arm_colours, finished, panels, use_style
 
-#: colour of each moment
-MOMENT_COLOURS = {
-    "random start": "#999999",
-    "after labels alone": "#D55E00",
-    "after SPT": "#56B4E9",
-    "after SPT and labels": "#0072B2",
-}
-
 
 def over_time(
     looks: pd.DataFrame,
@@ -29,6 +21,8 @@ def over_time(
     zero: Sequence[str] = (),
 ) -> Figure:
     """Measures along training: a column per task, a row per measure, a thin line per seed.
+
+    A single task has its measures side by side.
 
     Where SPT goes over from reconstruction to labels there is a vertical line; from scratch, labels
     begin at once.
@@ -45,7 +39,10 @@ def over_time(
     tasks = list(dict.fromkeys(looks["task"]))
     arms = list(dict.fromkeys(looks["arm"]))
     colours = arm_colours(arms)
-    fig, axes = panels(len(tasks) * len(values), len(tasks), (4.0, 2.6), sharex="col")
+    alone = len(tasks) == 1
+    per_row = len(values) if alone else len(tasks)
+    size = (4.4, 3.4) if alone else (4.0, 2.6)
+    fig, axes = panels(len(tasks) * len(values), per_row, size, sharex="col")
     for i, (column, label) in enumerate(values.items()):
         for j, task in enumerate(tasks):
             ax, here = axes[i * len(tasks) + j], looks[looks["task"] == task]
@@ -63,14 +60,14 @@ def over_time(
             if column in zero:
                 ax.axhline(0, color="grey", lw=0.8)
             ax.set(ylabel=label if j == 0 else "", title=task if i == 0 else "")
-            if i == len(values) - 1:
+            if alone or i == len(values) - 1:
                 ax.set_xlabel("step")
     axes[0].legend(fontsize="small")
     return finished(fig)
 
 
 def profiles(
-    rows: pd.DataFrame, column: str, *, ylabel: str, level: float | None = None, per_row: int = 4
+    rows: pd.DataFrame, column: str, *, ylabel: str, level: float | None = None, per_row: int = 2
 ) -> Figure:
     """A profile by signed distance, a panel per task, a line per arm: mean over seeds and range.
 
@@ -84,9 +81,8 @@ def profiles(
     """
     use_style()
     tasks, arms = (list(dict.fromkeys(rows[name])) for name in ("task", "arm"))
-    known = all(arm in MOMENT_COLOURS for arm in arms)
-    colours = MOMENT_COLOURS if known else arm_colours(arms)
-    fig, axes = panels(len(tasks), per_row, (4.0, 3.0))
+    colours = arm_colours(arms)
+    fig, axes = panels(len(tasks), per_row, (5.0, 3.2))
     for ax, task in zip(axes, tasks, strict=True):
         for arm in arms:
             here = rows[(rows["task"] == task) & (rows["arm"] == arm)]
@@ -101,7 +97,8 @@ def profiles(
         if level is not None:
             ax.axhline(level, color="grey", ls="--", lw=1)
         ax.set(title=task, xlabel="distance of the key from the query")
-    axes[0].set_ylabel(ylabel)
+    for ax in axes[::per_row]:
+        ax.set_ylabel(ylabel)
     axes[0].legend(fontsize="small")
     return finished(fig)
 

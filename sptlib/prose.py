@@ -21,7 +21,14 @@ from sptlib.store import Store
 WIDE = 0.1
 
 
-def difference(a: str, b: str, gain: Interval, scale: float = 100.0, unit: str = "points") -> str:
+def difference(
+    a: str,
+    b: str,
+    gain: Interval,
+    scale: float = 100.0,
+    unit: str = "points",
+    words: tuple[str, str] = ("above", "below"),
+) -> str:
     """One comparison in words, by its interval: above, below, or not told apart.
 
     Args:
@@ -30,34 +37,42 @@ def difference(a: str, b: str, gain: Interval, scale: float = 100.0, unit: str =
         gain: of a − b.
         scale: from the interval's unit to the shown one.
         unit: name of the latter.
+        words: for more and for less.
     """
+    more, less = words
     size = f"{abs(gain.mean) * scale:.1f} {unit}"
     if np.isnan(gain.low):
-        word = "above" if gain.mean > 0 else "below" if gain.mean < 0 else "from"
+        word = more if gain.mean > 0 else less if gain.mean < 0 else "from"
         return f"{a} is {size} {word} {b} in the one seed there is, which says little"
     low, high = gain.low * scale, gain.high * scale
     span = f"95 % interval {low:+.1f} to {high:+.1f}, n = {gain.n}"
     if gain.low > 0:
-        return f"{a} is above {b} by {size} ({span})"
+        return f"{a} is {more} {b} by {size} ({span})"
     if gain.high < 0:
-        return f"{a} is below {b} by {size} ({span})"
+        return f"{a} is {less} {b} by {size} ({span})"
     wide = f"; single seeds scatter by {gain.sd * scale:.0f} {unit}" if gain.sd > WIDE else ""
     return f"{a} and {b} cannot be told apart ({gain.mean * scale:+.1f} {unit}, {span}{wide})"
 
 
-def bullets(gains: Mapping[str, Interval], scale: float = 100.0, unit: str = "points") -> Markdown:
+def bullets(
+    gains: Mapping[str, Interval],
+    scale: float = 100.0,
+    unit: str = "points",
+    words: tuple[str, str] = ("above", "below"),
+) -> Markdown:
     """Comparisons as a list of sentences.
 
     Args:
         gains: intervals by ``"PLACE: a − b"``, as `sptlib.report.gains` gives them.
         scale: from the intervals' unit to the shown one.
         unit: name of the latter.
+        words: for more and for less.
     """
     lines = []
     for name, gain in gains.items():
         place, _, arms = name.partition(": ")
         a, _, b = arms.partition(" − ")
-        lines.append(f"- **{place}**: {difference(a, b, gain, scale, unit)}.")
+        lines.append(f"- **{place}**: {difference(a, b, gain, scale, unit, words)}.")
     return Markdown("\n".join(lines) or "There is nothing to compare at this scale.")
 
 
@@ -67,6 +82,7 @@ def measured(
     comparisons: Sequence[tuple[str, str]],
     scale: float = 1.0,
     unit: str = "",
+    words: tuple[str, str] = ("above", "below"),
 ) -> Markdown:
     """`bullets` of any measure, task by task.
 
@@ -76,6 +92,7 @@ def measured(
         comparisons: pairs (a, b) of arms.
         scale: from the column's unit to the shown one.
         unit: name of the latter.
+        words: for more and for less.
     """
     gains = {
         f"{task}: {a} − {b}": stats.paired(stats.common(rows, a, b), column, a, b)
@@ -83,7 +100,7 @@ def measured(
         for a, b in comparisons
         if {a, b} <= set(rows["arm"]) and len(stats.common(rows, a, b))
     }
-    return bullets(gains, scale, unit)
+    return bullets(gains, scale, unit, words)
 
 
 def sentence(table: pd.DataFrame, a: str, b: str) -> str:
