@@ -17,7 +17,7 @@ from torch import Tensor
 from sptlib import engine as engines
 from sptlib import processes, watch
 from sptlib.checkpoint import Checkpoint
-from sptlib.config import Pretraining, Run
+from sptlib.config import Pretraining, Run, expand_groups
 from sptlib.engine import Engine
 from sptlib.errors import ConfigError, DivergedError, Stopped, StoreError
 from sptlib.evaluate import accuracy, reconstruction
@@ -26,7 +26,7 @@ from sptlib.model import Transformer, build
 from sptlib.seeding import derive_seed, generator
 from sptlib.stage import Stage, State, Trained
 from sptlib.tasks import Split, TaskData
-from sptlib.transfer import copy_groups, freeze_groups, movement
+from sptlib.transfer import copy_groups, copy_head, freeze_groups, movement
 
 
 def fit(
@@ -259,6 +259,9 @@ def finetune(
             "this Run starts from a pretraining, but no pretrained weights were given"
         )
     report = copy_groups(model, pretrained or {}, run.transfer, run.transfer_share)
+    if run.finetune.watch and run.transfer == expand_groups(("all",)):
+        # labels do not use it, but where reconstruction would push this model is asked with it
+        copy_head(model, pretrained or {})
     report["frozen"] = freeze_groups(model, run.freeze)
     model = model.to(data.train.x.device)
     team = processes.team(data.train.x.device)

@@ -63,6 +63,15 @@ def copy_groups(
     return report
 
 
+def copy_head(model: nn.Module, source: Mapping[str, Tensor]) -> None:
+    """Copy the reconstruction head, which belongs to no group, where its shape fits."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            fits = name in source and source[name].shape == parameter.shape
+            if group_of(name) == "reconstructor" and fits:
+                parameter.copy_(source[name])
+
+
 def freeze_groups(model: nn.Module, groups: tuple[str, ...]) -> list[str]:
     """Exclude groups from training; returns the names of the frozen parameters."""
     frozen = [

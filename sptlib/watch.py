@@ -3,7 +3,8 @@
 Attention is that of test sequences with nothing hidden. Near are tokens at most two places away, in
 an image the eight pixels around one. Both losses are measured at every look,
 whichever of them is trained: the one of labels, and the one of reconstruction with 15 % of the
-positions hidden, on the same training sequences.
+positions hidden, on the same training sequences. Each goes through its own head: that of the other
+stage is as it started, but for the reconstruction head, which a wholly pretrained model keeps.
 """
 
 from typing import Any
