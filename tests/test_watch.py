@@ -68,13 +68,26 @@ def test_a_watched_training_is_the_same_training(tiny, changes, dropout):
         assert looks(plain.metrics) == []
         assert plain.snapshots == {}
         assert [x for x in seen.metrics if "attention" not in x] == plain.metrics  # to the last bit
-        assert same(plain.model.state_dict(), seen.model.state_dict())
+        # labels do not use the head of reconstruction, which a watched model brings along
+        unused = "reconstructor" if "test_accuracy" in plain.result else "none"
+        assert same(*(
+            {k: v for k, v in t.model.state_dict().items() if not k.startswith(unused)}
+            for t in (plain, seen)
+        ))
         added = {prefix + name for prefix in ("", "start_", "end_") for name in NAMES}
         assert seen.result.keys() - plain.result.keys() == added
         assert {k: v for k, v in seen.result.items() if k not in added} == plain.result
         assert [p.requires_grad for p in plain.model.parameters()] == [
             p.requires_grad for p in seen.model.parameters()
         ]
+
+
+@pytest.mark.parametrize("transfer", [("all",), ("qkvo",)])
+def test_a_wholly_pretrained_model_keeps_its_reconstruction_head(tiny, transfer):
+    pretrained, run = both(watched(replace(tiny, transfer=transfer)))
+    head = {k: v for k, v in pretrained.model.state_dict().items() if "reconstructor" in k}
+    kept = {k: v for k, v in run.model.state_dict().items() if "reconstructor" in k}
+    assert same(head, kept) == (transfer == ("all",))
 
 
 def test_the_callers_random_numbers_are_left_alone(tiny):

@@ -12,8 +12,17 @@ import pandas as pd
 
 from sptlib import watch
 from sptlib.config import Run
+from sptlib.experiments.ablation import (
+    NEIGHBOR,
+    SCRATCH,
+    SPT,
+    WHOLE,
+    base_run,
+    make,
+    rows_of,
+    seeds_of,
+)
 from sptlib.experiments.ablation import QUICK as QUICK
-from sptlib.experiments.ablation import SCRATCH, SPT, WHOLE, base_run, make, rows_of, seeds_of
 from sptlib.experiments.base import Case, Result, frame, losses
 from sptlib.export import Study
 from sptlib.store import Store
@@ -62,12 +71,16 @@ def cases(
         preset: name of the preset.
         seeds: seeds 0 … n−1; 0 = the preset's number.
         n_layers: layers of the model; 0 = the preset's.
-        task: a row or a recipe; "" = `QUICK`, at the classroom `LIVE`.
+        task: a row or a recipe; "" = `QUICK`, at the classroom `LIVE`, at `paper` the five tasks of
+            the Long Range Arena and `neighbor`.
         looks: at each training besides its start; 0 = the preset's number.
     """
+    names = rows_of(preset, task, LIVE, QUICK)
+    if preset == "paper" and not task:  # the synthetic task has no published size
+        names = (*NEIGHBOR, *names)
     return [
         Case({"task": name, "arm": arm}, watched(run, looks or LOOKS[preset]))
-        for name in rows_of(preset, task, LIVE, QUICK)
+        for name in names
         for seed in seeds_of(preset, seeds or N_SEEDS[preset])
         for base in [base_run(preset, name, seed, n_layers)]
         for arm, run in make(preset, name, base, WHOLE, {}).items()
