@@ -86,14 +86,13 @@ def blind(table: pd.DataFrame) -> list[Part]:
             here = (rows["loss"] == loss) & (rows["moment"] == moment)
             return rows.loc[here, value].to_numpy()
 
-        found += [
-            decisions.above(
-                of("label", theory.START, "blind"), BLIND, str(name),
-                "share of the label gradient that is blind to proximity, at uniform attention",
-            ),
-            decisions.above(
-                of("reconstruction", theory.FITTED_BY_RECONSTRUCTION, "cosine"), COSINE, str(name),
-                "cosine of reconstruction's force with proximity, the rest being fitted",
-            ),
-        ]  # fmt: skip
+        labels = decisions.above(
+            of("label", theory.START, "blind"), BLIND, str(name),
+            "share of the label gradient that is blind to proximity",
+        )  # fmt: skip
+        pull = decisions.above(
+            of("reconstruction", theory.FITTED_BY_RECONSTRUCTION, "cosine"), COSINE, str(name),
+            "cosine of reconstruction's force with proximity, the rest being fitted",
+        )  # fmt: skip
+        found.append(decisions.both(labels, pull, "labels blind, reconstruction not"))
     return found

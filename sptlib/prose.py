@@ -103,17 +103,21 @@ def measured(
     return bullets(gains, scale, unit, words)
 
 
-def sentence(table: pd.DataFrame, a: str, b: str) -> str:
-    """`difference` of two arms' test accuracies; a table without them says that they were not run.
+def sentence(
+    table: pd.DataFrame, a: str, b: str, column: str = "test_accuracy", unit: str = "points"
+) -> str:
+    """`difference` of a measure of two arms; a table without them says that they were not run.
 
     Args:
         table: rows of one place, one per arm and seed.
         a: an arm.
         b: another.
+        column: the measure, between 0 and 1.
+        unit: name of its hundredth part.
     """
     if not {a, b} <= set(table["arm"]):
         return f"{a} and {b} were not run"
-    return difference(a, b, stats.paired(stats.common(table, a, b), "test_accuracy", a, b))
+    return difference(a, b, stats.paired(stats.common(table, a, b), column, a, b), unit=unit)
 
 
 def verdicts(

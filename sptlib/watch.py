@@ -22,8 +22,11 @@ from sptlib.tasks import Split, TaskData
 
 #: test sequences whose attention is measured
 SEQUENCES = 200
-#: most batches of a loss, and sequences in each
+#: most batches of a loss, and most sequences in each
 BATCHES, BATCH_SIZE = 16, 32
+#: most attention weights of a batch, of all layers and heads, which are all held at once; batches of
+#: long sequences are smaller
+WEIGHTS = 2**28
 #: what is hidden where reconstruction is measured
 MASK = PretrainConfig()
 #: attention's measures that are averaged over all layers and heads, and over the first layer's
@@ -91,9 +94,10 @@ def _uniform(split: Split, distance: int, side: int) -> float:
     return sum(each.get(n, 0.0) for n in lengths) / len(lengths)
 
 
-def _slices(n: int) -> list[slice]:
+def _slices(n: int, model: Transformer) -> list[slice]:
     """Batches of equal size; small data have at least two."""
-    size = max(1, min(BATCH_SIZE, n // 2))
+    each = len(model.blocks) * model.blocks[0].attention.n_heads * model.max_len**2
+    size = max(1, min(BATCH_SIZE, n // 2, WEIGHTS // each))
     return [slice(i * size, (i + 1) * size) for i in range(min(BATCHES, n // size))]
 
 
@@ -102,7 +106,7 @@ def _label_losses(model: Transformer, data: TaskData) -> list:
         part = data.train.take(piece).trimmed()
         return F.cross_entropy(model.classify(part.x, part.length), part.y)
 
-    return [lambda piece=piece: loss(piece) for piece in _slices(len(data.train))]
+    return [lambda piece=piece: loss(piece) for piece in _slices(len(data.train), model)]
 
 
 def _reconstruction_losses(model: Transformer, data: TaskData) -> list:
@@ -114,7 +118,7 @@ def _reconstruction_losses(model: Transformer, data: TaskData) -> list:
         out = model.reconstruct(part.x, hidden, part.length)
         return reconstruction_loss(out, part.x, hidden, model.scale)
 
-    pieces = enumerate(_slices(len(split)))
+    pieces = enumerate(_slices(len(split), model))
     return [lambda piece=piece, number=number: loss(piece, number) for number, piece in pieces]
 
 

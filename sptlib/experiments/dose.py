@@ -132,3 +132,16 @@ def intervals(table: pd.DataFrame) -> pd.DataFrame:
             }
         )
     return pd.DataFrame(rows).set_index(["kind", "dose"]) if rows else pd.DataFrame()
+
+
+def shown(trend: pd.DataFrame) -> pd.DataFrame:
+    """`trend` with numbers as they are read."""
+    if trend.empty:
+        return trend
+    text = trend.drop(columns="task").set_index("kind")
+    text["p (Page)"] = text["p (Page)"].map("{:.2g}".format)
+    correlation = "rank correlation of the means"
+    text[correlation] = text[correlation].map("{:.2f}".format)
+    fall = "largest fall between two doses"
+    text[fall] = text[fall].map(lambda x: f"{100 * x:.1f} points" if x > 0 else "none")
+    return text

@@ -47,12 +47,13 @@ ARMS = {
     BY_RECONSTRUCTION: Arm(lambda base: with_steps(_uniform(base), 1), SCRATCH),
     RANDOM: Arm(lambda base: with_steps(scratch(base), 1), SCRATCH),
 }
-#: what is measured, by its name: of which Run, at its start or its end
+#: what is measured, by its name: of which Run, at its start or its end; with uniform attention,
+#: "fitted" is everything else
 MOMENTS = {
     "random start": (RANDOM, "start"),
-    "uniform attention": (BY_LABELS, "start"),
-    "uniform attention, rest fitted by labels": (BY_LABELS, "end"),
-    "uniform attention, rest fitted by reconstruction": (BY_RECONSTRUCTION, "start"),
+    "uniform": (BY_LABELS, "start"),
+    "uniform, fitted by labels": (BY_LABELS, "end"),
+    "uniform, fitted by reconstruction": (BY_RECONSTRUCTION, "start"),
 }
 START, FITTED_BY_LABELS, FITTED_BY_RECONSTRUCTION = list(MOMENTS)[1:]
 LOSSES = ("label", "reconstruction")
