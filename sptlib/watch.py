@@ -24,8 +24,7 @@ from sptlib.tasks import Split, TaskData
 SEQUENCES = 200
 #: most batches of a loss, and most sequences in each
 BATCHES, BATCH_SIZE = 16, 32
-#: most attention weights of a batch, of all layers and heads, which are all held at once; batches of
-#: long sequences are smaller
+#: most attention weights of a batch, of all layers and heads; batches of long sequences are smaller
 WEIGHTS = 2**28
 #: what is hidden where reconstruction is measured
 MASK = PretrainConfig()
