@@ -109,36 +109,40 @@ def trend(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def named(table: pd.DataFrame) -> pd.DataFrame:
-    """The table with an ``arm``, for `sptlib.plots_ablation.against`."""
-    return table.assign(arm="labels")
+    """The table with an ``arm`` and a ``panel``, for `sptlib.plots_ablation.against`."""
+    panel = table["kind"]
+    if table["task"].nunique() > 1:
+        panel = table["task"] + ", " + panel
+    return table.assign(arm="labels", panel=panel)
 
 
 def intervals(table: pd.DataFrame) -> pd.DataFrame:
-    """Test accuracy by kind and dose: mean and 95 % interval over seeds, and the gain over dose 0.
+    """Test accuracy by task, kind and dose: mean and 95 % interval over seeds, gain over dose 0.
 
     Args:
         table: of `table`.
     """
-    rows = []
-    for (kind, amount), some in table.groupby(["kind", "dose"], sort=False) if len(table) else ():
-        doses = table[table["kind"] == kind].assign(arm=table["dose"])
-        gain = stats.paired(stats.common(doses, amount, 0.0), "test_accuracy", amount, 0.0)
-        rows.append(
-            {
-                "kind": kind,
-                "dose": amount,
-                "test accuracy": stats.interval(some["test_accuracy"]).text(1, 3),
-                "gain over dose 0": gain.text(100, 1, "points") if amount else "–",
-            }
-        )
-    return pd.DataFrame(rows).set_index(["kind", "dose"]) if rows else pd.DataFrame()
+    rows, by = [], ["task", "kind"]
+    for place, some in table.groupby(by, sort=False) if len(table) else ():
+        some = some.assign(arm=some["dose"])
+        for amount, here in some.groupby("dose"):
+            gain = stats.paired(stats.common(some, amount, 0.0), "test_accuracy", amount, 0.0)
+            rows.append(
+                {
+                    **dict(zip(by, place, strict=True)),
+                    "dose": amount,
+                    "test accuracy": stats.interval(here["test_accuracy"]).text(1, 3),
+                    "gain over dose 0": gain.text(100, 1, "points") if amount else "–",
+                }
+            )
+    return pd.DataFrame(rows).set_index([*by, "dose"]) if rows else pd.DataFrame()
 
 
 def shown(trend: pd.DataFrame) -> pd.DataFrame:
     """`trend` with numbers as they are read."""
     if trend.empty:
         return trend
-    text = trend.drop(columns="task").set_index("kind")
+    text = trend.set_index(["task", "kind"])
     text["p (Page)"] = text["p (Page)"].map("{:.2g}".format)
     correlation = "rank correlation of the means"
     text[correlation] = text[correlation].map("{:.2f}".format)

@@ -103,6 +103,23 @@ def test_ablations_run_with_other_parameters_and_speak_of_them(inside, name):
     assert "nan" not in text.lower().replace("nano", "")
 
 
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("10", {"task": "image", "n_layers": 2, "seeds": 2}),
+        ("11", {"task": "text:direction", "seeds": 1}),
+        ("12", {"task": "neighbor", "seeds": 2}),
+    ],
+)
+def test_the_mechanism_can_be_watched_elsewhere(inside, name, given):
+    text = words(notebooks.run(notebooks.find(name), {"preset": "smoke", **given}))
+    assert f"n = {given['seeds']})" in text
+    assert "not asked: other Runs than the preset's" in text
+    assert "nan" not in re.sub("base64,[A-Za-z0-9+/=]+", "", text).lower()
+    where = {"10": "**Image**", "11": "**Text, direction**", "12": "Neighbor +1 / −1"}
+    assert where[name] in text
+
+
 def test_lengths_of_pretraining_are_a_parameter(inside):
     given = {"preset": "smoke", "seeds": 1, "pretrain_epochs": [0, 1, 5]}
     text = words(notebooks.run(notebooks.find("05"), given))
