@@ -130,22 +130,38 @@ def test_another_process_computes_the_same(recorded, python):
 # --- fields that are added later ----------------------------------------------------------------
 
 
+#: what is new about each
+SAYS = {
+    "pretrain.precision": "bf16", "finetune.precision": "bf16",
+    "pretrain.watch": 2, "finetune.watch": 2, "model.proximity_bias": 0.1, "transfer_share": 0.5,
+}  # fmt: skip
+
+
+def _place(fields: dict, dotted: str) -> tuple[dict, str]:
+    *parents, name = dotted.split(".")
+    for parent in parents:
+        fields = fields[parent]
+    return fields, name
+
+
 def test_a_later_field_leaves_older_keys_alone(recorded):
-    """`precision` joined after these results: whatever was computed without it has its old key."""
+    """They joined after these results: whatever was computed without them has its old key."""
     run = twenty()[0]
     fields = to_dict(run)
-    for stage in ("pretrain", "finetune"):
-        del fields[stage]["precision"]  # as it was written before the field existed
+    for dotted in config.LATER:
+        node, name = _place(fields, dotted)
+        del node[name]  # as it was written before the field existed
     assert key(from_dict(fields)) == recorded[0]["key"] == key(run)
 
 
-def test_a_later_field_counts_when_it_says_something_new(recorded):
+@pytest.mark.parametrize("dotted", config.LATER)
+def test_a_later_field_counts_when_it_says_something_new(dotted):
     run = twenty()[0]
-    for stage in ("pretrain", "finetune"):
-        other = override(run, {f"{stage}.precision": "bf16"})
-        assert key(other) != key(run)
-        assert digest(other) != digest(run)
-        assert to_dict(run)[stage]["precision"] == "fp32"  # spelled out where people read it
+    other = override(run, {dotted: SAYS[dotted]})
+    assert key(other) != key(run)
+    assert digest(other) != digest(run)
+    node, name = _place(to_dict(run), dotted)
+    assert node[name] == config.LATER[dotted]  # spelled out where people read it
 
 
 def test_every_later_field_exists_and_has_its_old_meaning_as_default():

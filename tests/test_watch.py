@@ -70,10 +70,12 @@ def test_a_watched_training_is_the_same_training(tiny, changes, dropout):
         assert [x for x in seen.metrics if "attention" not in x] == plain.metrics  # to the last bit
         # labels do not use the head of reconstruction, which a watched model brings along
         unused = "reconstructor" if "test_accuracy" in plain.result else "none"
-        assert same(*(
-            {k: v for k, v in t.model.state_dict().items() if not k.startswith(unused)}
-            for t in (plain, seen)
-        ))
+        assert same(
+            *(
+                {k: v for k, v in t.model.state_dict().items() if not k.startswith(unused)}
+                for t in (plain, seen)
+            )
+        )
         added = {prefix + name for prefix in ("", "start_", "end_") for name in NAMES}
         assert seen.result.keys() - plain.result.keys() == added
         assert {k: v for k, v in seen.result.items() if k not in added} == plain.result
@@ -327,13 +329,15 @@ def test_a_summary_is_a_mean_over_heads_and_some_layers():
     assert watch.summary(line, "end_") == {f"end_{name}": value for name, value in found.items()}
 
 
+@pytest.mark.parametrize("room", [2**28, 12 * 12 * 2 * 5, 1])
 @pytest.mark.parametrize("n", [2, 3, 4, 33, 63, 64, 65, 511, 512, 5000])
-def test_batches_are_of_equal_size_at_least_two_and_never_too_many(n):
-    pieces = watch._slices(n)
+def test_batches_are_of_equal_size_at_least_two_and_never_too_many(tiny, monkeypatch, n, room):
+    """Long sequences have smaller batches; here five maps of two heads and 12 positions fit."""
+    monkeypatch.setattr(watch, "WEIGHTS", room)
+    most = {2**28: watch.BATCH_SIZE, 1: 1}.get(room, 5)
+    pieces = watch._slices(n, build(tiny.model, tasks.load(tiny.task, 0), 0))
     assert 2 <= len(pieces) <= watch.BATCHES
-    sizes = {piece.stop - piece.start for piece in pieces}
-    assert len(sizes) == 1
-    assert max(sizes) <= watch.BATCH_SIZE
+    assert {piece.stop - piece.start for piece in pieces} == {min(most, n // 2)}
     places = [i for piece in pieces for i in range(piece.start, piece.stop)]
     assert places == list(range(len(places)))
     assert places[-1] < n

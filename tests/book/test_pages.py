@@ -65,3 +65,18 @@ def test_solutions_are_folded_until_asked_for(browser):
     hidden = browser.js("return [...document.querySelectorAll('div.solution')]"
                         ".every(s => s.offsetHeight < 120);")
     assert hidden
+
+
+def test_the_explorer_moves_on_its_page(browser):
+    browser.open(HTML / next(p for p in PAGES if "10_attention" in p))
+    maps = "document.querySelectorAll('.sptlib-explorer canvas.map')"
+    shown = f"return [...{maps}].map(c => c.toDataURL());"
+    frame = "return document.querySelector('.sptlib-explorer').dataset.frame"
+    browser.wait(f"{frame} === '0' && (() => {{ {shown} }})().length === 2;")
+    before = browser.js(shown)
+    browser.keys(".sptlib-explorer .time", "\ue014\ue014")  # the right arrow, twice
+    browser.wait(f"{frame} === '2';")
+    after = browser.js(shown)
+    assert all(a != b for a, b in zip(before, after, strict=True))
+    assert browser.js("return document.querySelector('.sptlib-explorer img').offsetHeight;") == 0
+    assert browser.errors() == []
