@@ -121,7 +121,8 @@ def judge(claim: Claim, lookup: Lookup, preset: str, seeds: int = 0) -> Judgemen
     parts = decisions.decide(claim.parts(table))
     verdict = decisions.verdict(parts)
     judged = {part.where.split(" ← ")[0] for part in parts}
-    covers = LRA if preset == "paper" else claim.covers
+    # at published size a claim about many tasks is about the papers' own
+    covers = LRA if preset == "paper" and set(LRA) & set(claim.covers) else claim.covers
     left_out = tuple(name for name in covers if claim.covers and name not in judged)
     if left_out and verdict == "reproduced":
         verdict = "partly"

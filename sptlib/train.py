@@ -259,7 +259,8 @@ def finetune(
             "this Run starts from a pretraining, but no pretrained weights were given"
         )
     report = copy_groups(model, pretrained or {}, run.transfer, run.transfer_share)
-    if run.finetune.watch and run.transfer == expand_groups(("all",)):
+    whole = run.transfer == expand_groups(("all",)) and run.transfer_share == 1
+    if run.finetune.watch and whole:
         # labels do not use it, but where reconstruction would push this model is asked with it
         copy_head(model, pretrained or {})
     report["frozen"] = freeze_groups(model, run.freeze)

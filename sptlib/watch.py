@@ -96,6 +96,7 @@ def _uniform(split: Split, distance: int, side: int) -> float:
 def _slices(n: int, model: Transformer) -> list[slice]:
     """Batches of equal size; small data have at least two."""
     each = len(model.blocks) * model.blocks[0].attention.n_heads * model.max_len**2
+    each *= 1 + model.pairs
     size = max(1, min(BATCH_SIZE, n // 2, WEIGHTS // each))
     return [slice(i * size, (i + 1) * size) for i in range(min(BATCHES, n // size))]
 

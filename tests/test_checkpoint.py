@@ -257,7 +257,8 @@ def test_save_and_load_everything(tiny, tmp_path):
     state = State(7, 0.1 + 0.2, best_step=5, since_best=1, seconds=1.5, log=[{"loss": 1 / 3}])
     file = Checkpoint(tmp_path / "c.safetensors")
     assert file.load(State, model, optimizer, trainable) is None
-    kept = {0: dict(model.state_dict()), 12: best}
+    weights = {0: model.state_dict(), 12: best}
+    kept = {step: {k: v.clone() for k, v in of.items()} for step, of in weights.items()}
     file.save(state, model, optimizer, trainable, best, kept)
     assert [path.name for path in tmp_path.iterdir()] == ["c.safetensors"]  # no draft is left
 

@@ -47,7 +47,7 @@ def nearness(n_positions: int, distance: int = 2, side: int = 0) -> Tensor:
     tells nothing. With ``side``, distances are those of an image (`sptlib.positions.distances`).
 
     Returns:
-        (T, T) float64; zero if no pair, or every pair, is near.
+        (T, T) float64; zero for a single position.
     """
     apart = distances(n_positions, side)
     near = ((apart >= 1) & (apart <= distance)).double()
