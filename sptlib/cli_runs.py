@@ -244,6 +244,8 @@ def _leave(faults: list[str]) -> None:
 def runs_export(file, log, pretrainings, metrics_only, experiment, preset, seeds, store) -> None:
     """Write results to FILE.csv or FILE.parquet: a row per Run, a typed column per field.
 
+    With --metrics-only, what another file of the folder has already is not written twice.
+
     What is damaged is left out, said, and makes the exit code 1; everything else is written.
     """
     from sptlib import experiments, export, tables
@@ -264,8 +266,11 @@ def runs_export(file, log, pretrainings, metrics_only, experiment, preset, seeds
         entries = base.stored(experiments.get(experiment).cases(preset, seeds or 0), place)
     if metrics_only:
         rows, left_out = export.gather(entries, export.row)
-        n = export.write_rows(file, rows)
-        click.echo(f"{n} trainings written to {file}, their checksum to {export.MANIFEST} beside")
+        n = export.write_rows(file, new := export.not_beside(file, rows))
+        twice = f" ({len(rows) - len(new)} more are in other files there)" * (len(new) < len(rows))
+        click.echo(
+            f"{n} trainings written to {file}{twice}, their checksum to {export.MANIFEST} beside"
+        )
     else:
         kinds = ("run", "pretraining") if pretrainings else ("run",)
         pieces, left_out = export.gather(entries, lambda entry: _rows(entry, log, kinds))

@@ -146,6 +146,12 @@ def write_rows(path: Path, rows: Sequence[dict]) -> int:
     return len(rows)
 
 
+def not_beside(path: Path, rows: Sequence[dict]) -> list[dict]:
+    """Those rows that no other exported file of the folder has, as they are."""
+    others = {e.key: e.row for e in Study(path.parent).entries() if e.path.name != path.name}
+    return [row for row in rows if others.get(row["key"]) != row]
+
+
 def _sums(manifest: Path) -> dict[str, str]:
     """SHA-256 by file name."""
     try:

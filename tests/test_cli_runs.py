@@ -165,6 +165,23 @@ def test_a_damaged_entry_does_not_stop_the_others(filled, tmp_path, name):
     assert len((tmp_path / "x.jsonl").read_text().splitlines()) == 10
 
 
+def test_an_export_does_not_write_twice_what_lies_beside(computed, tmp_path):
+    folder = tmp_path / "shipped"
+    folder.mkdir()
+    first = sptlib("export", folder / "a.jsonl", "--metrics-only", "--store", computed.path)
+    assert "11 trainings written" in first.stdout
+    again = sptlib("export", folder / "b.jsonl.gz", "--metrics-only", "--store", computed.path)
+    assert "0 trainings written" in again.stdout
+    assert "(11 more are in other files there)" in again.stdout
+    same = sptlib("export", folder / "a.jsonl", "--metrics-only", "--store", computed.path)
+    assert "11 trainings written" in same.stdout  # a file is not beside itself
+    rows = [json.loads(line) for line in (folder / "a.jsonl").read_text().splitlines()]
+    rows[0]["result"]["steps"] += 1  # not as it is in the store any more
+    export.write_rows(folder / "a.jsonl", rows)
+    other = sptlib("export", folder / "b.jsonl.gz", "--metrics-only", "--store", computed.path)
+    assert "1 trainings written" in other.stdout
+
+
 def test_a_damaged_file_of_an_export_does_not_stop_the_others(shipped, computed, tmp_path):
     some = [next(computed.entries())]
     export.write(shipped / "other.jsonl", some)
