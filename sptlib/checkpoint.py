@@ -118,7 +118,7 @@ class Checkpoint:
             }
             for name, value in tensors.items():
                 part, _, rest = name.partition("/")
-                parts[part][rest] = value.to(device)
+                parts[part][rest] = value if part == "seen" else value.to(device)
             _fits(model.state_dict(), parts["model"])
         except FileNotFoundError:
             return None

@@ -8,10 +8,25 @@ import torch
 from sptlib.analysis.attention import column_share, mean_map
 from sptlib.config import Pretraining
 from sptlib.experiments.base import Result, losses
-from sptlib.explorer import Film
+from sptlib.explorer import MOST_POSITIONS, Film
 from sptlib.model import build
 from sptlib.store import Entry, Store
 from sptlib.tasks import load
+
+#: most cells of all maps of a film, which keeps the explorer's page small
+MOST_CELLS = 700_000
+
+
+def thinned(frames: list, cells: int) -> list:
+    """Evenly spread frames, the first and the last among them, as many as `MOST_CELLS` allows.
+
+    Args:
+        frames: of one film.
+        cells: of the maps of one frame, all layers and heads.
+    """
+    n = min(len(frames), max(2, MOST_CELLS // cells))
+    keep = {round(i * (len(frames) - 1) / max(1, n - 1)) for i in range(n)}
+    return [frame for i, frame in enumerate(frames) if i in keep]
 
 
 def film(title: str, entries: Sequence[Entry], n: int = 100, looks: int = 0) -> Film:
@@ -82,5 +97,17 @@ def films(results: Sequence[Result], store: Store, task: str, seed: int = 0) -> 
         if result.labels["task"] == task and run.seed == seed:
             before = [store.get(run.pretraining)] if run.pretrain else []
             title = "self-pretraining, then labels" if before else "from scratch, labels only"
-            found.append(film(title, [*before, result.entry]))
+            whole = film(title, [*before, result.entry])
+            layers, heads, T = whole.maps.shape[1:4]
+            cells = layers * heads * min(T, MOST_POSITIONS) ** 2
+            keep = thinned(list(range(len(whole.steps))), cells)
+            found.append(
+                Film(
+                    title=title,
+                    steps=[whole.steps[i] for i in keep],
+                    stages=[whole.stages[i] for i in keep],
+                    maps=whole.maps[keep],
+                    notes=[whole.notes[i] for i in keep],
+                )
+            )
     return found

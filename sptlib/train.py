@@ -105,7 +105,9 @@ def fit(
     def look() -> None:
         flush()
         if state.step not in seen:
-            seen[state.step] = _copy(model)
+            if not all(bool(p.isfinite().all()) for p in model.parameters()):
+                raise DivergedError(stage.name, state.step, state.log)
+            seen[state.step] = {k: v.cpu() for k, v in _copy(model).items()}
             model.eval()
             moved = movement(start, dict(model.named_parameters()))
             line = {"stage": stage.name, "step": state.step, **stage.watch(model), "moved": moved}

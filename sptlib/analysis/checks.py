@@ -81,6 +81,13 @@ def _labels(g: torch.Generator, n: int, d: int, count: int) -> list[tuple]:
     def spread(head: Readout, scores: Tensor | None = None) -> float:
         return row_spread(label_gradient(x, y, head, scores))
 
+    def trained(head: Readout) -> float:
+        """Row spread of the scores after 200 steps of gradient descent from uniform attention."""
+        scores = torch.zeros(n, n, dtype=torch.float64)
+        for _ in range(200):
+            scores = scores - n * label_gradient(x, y, head, scores)
+        return row_spread(scores)
+
     def bend(head: Readout, direction: Tensor) -> float:
         return _largest(label_curvature(x, y, head, direction))
 
@@ -94,6 +101,8 @@ def _labels(g: torch.Generator, n: int, d: int, count: int) -> list[tuple]:
         ("row spread, GELU", spread(bent), "<", TINY),
         ("row spread, GELU + residual", spread(both), ">", 1e-2),
         ("row spread, linear, random scores × 0.1", spread(linear, free[0] / 10), ">", 1e-2),
+        ("row spread of S after 200 steps, GELU", trained(bent), "<", TINY),
+        ("row spread of S after 200 steps, GELU + residual", trained(both), ">", 1e-2),
         ("change along wrapped band 2, ε ≤ 5", _largest(along / along[0] - 1), "<", TINY),
         ("curvature, linear, wrapped band 2", bend(linear, ring), "<", TINY),
         ("curvature, linear, equal column sums", bend(linear, equal[0]), ">", 1e-6),

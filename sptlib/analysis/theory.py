@@ -268,9 +268,8 @@ def position_block(gradient: Tensor, positions: Tensor, centre: bool = True) -> 
     """PᵀGP: the position–position part of ∂L/∂M for scores S = X M Xᵀ, x_i = e_i + p_i; (d, d).
 
     At uniform attention the label gradient is 1aᵀ, so that its part is (Pᵀ1)(Pᵀa)ᵀ: zero exactly
-    if positions are centred, Pᵀ1 = 0. The mean position that centring removes from P adds
-    to S one number per row, which softmax ignores, and one per column, the same for every query: a
-    preference for some keys, never a pattern of distance.
+    if positions are centred, Pᵀ1 = 0. A step in M can still touch scores of positions, through
+    features that positions share with the mean input.
 
     Args:
         gradient: ∂L/∂S, (n, n).

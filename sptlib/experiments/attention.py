@@ -130,6 +130,26 @@ def ends(looks: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(found, ignore_index=True)
 
 
+def without_oneself(ends: pd.DataFrame, reach: int = 2) -> pd.DataFrame:
+    """Attention at each of `MOMENTS` on the query's own place, and on near places but that.
+
+    Args:
+        ends: of `ends`.
+        reach: near places, on either side, along the sequence.
+
+    Returns:
+        The rows with ``own``, the mean weight of the own place, and ``others``, the sum of the mean
+        weights at distances 1 … reach to the left and to the right.
+    """
+    if ends.empty:
+        return ends.assign(own=[], others=[])
+    middle = len(ends["profile"].iloc[0]) // 2
+    near = slice(max(0, middle - reach), middle + reach + 1)
+    own = [profile[middle] for profile in ends["profile"]]
+    both = [sum(profile[near]) for profile in ends["profile"]]
+    return ends.assign(own=own, others=[b - o for b, o in zip(both, own, strict=True)])
+
+
 def looks(results: Sequence[Result], place: Store | Study) -> pd.DataFrame:
     """Every look at every training, pretrainings included.
 
@@ -157,7 +177,7 @@ def looks(results: Sequence[Result], place: Store | Study) -> pd.DataFrame:
                     **{k: line[k] for k in ("stage", "step")},
                     "loss": float(curve.asof(max(line["step"], curve.index[0]))),
                     **(found := watch.summary(line)),
-                    **{f"{n}_signal": _over(found, n) for n in ("label", "reconstruction")},
+                    **{f"{n}_signal": signal(found, n) for n in ("label", "reconstruction")},
                     **{f"moved_{group}": moved for group, moved in line["moved"].items()},
                     "profile": line["attention"]["profile"],
                     "label_lags": line["label"]["lags"],
@@ -169,7 +189,13 @@ def looks(results: Sequence[Result], place: Store | Study) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _over(found: dict[str, float], loss: str) -> float:
+def signal(found: dict[str, float], loss: str) -> float:
+    """A loss's force in standard deviations over batches; 0 without noise.
+
+    Args:
+        found: has ``LOSS_force`` and ``LOSS_noise``.
+        loss: "label" or "reconstruction", with a prefix if the names have one.
+    """
     noise = found[f"{loss}_noise"]
     return found[f"{loss}_force"] / noise if noise else 0.0
 

@@ -26,7 +26,7 @@ from sptlib.experiments.ablation import (
     seeds_of,
 )
 from sptlib.experiments.ablation import QUICK as QUICK
-from sptlib.experiments.attention import LIVE, N_SEEDS
+from sptlib.experiments.attention import LIVE, N_SEEDS, signal
 from sptlib.experiments.base import Case, Result, frame, with_steps
 from sptlib.tasks import NeighborConfig
 
@@ -108,7 +108,7 @@ def forces(table: pd.DataFrame) -> pd.DataFrame:
                         "seed": row["seed"],
                         "key": row["key"],
                         "force": row[of + "force"],
-                        "signal": row[of + "force"] / row[of + "noise"],
+                        "signal": signal(row, of.rstrip("_")),
                         "cosine": row[of + "cosine"],
                         "blind": row[of + "columns"],
                     }
