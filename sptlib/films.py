@@ -14,7 +14,7 @@ from sptlib.store import Entry, Store
 from sptlib.tasks import load
 
 #: most cells of all maps of a film, which keeps the explorer's page small
-MOST_CELLS = 700_000
+MOST_CELLS = 550_000
 
 
 def thinned(frames: list, cells: int) -> list:

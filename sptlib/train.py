@@ -105,12 +105,14 @@ def fit(
     def look() -> None:
         flush()
         if state.step not in seen:
-            if not all(bool(p.isfinite().all()) for p in model.parameters()):
-                raise DivergedError(stage.name, state.step, state.log)
             seen[state.step] = {k: v.cpu() for k, v in _copy(model).items()}
             model.eval()
             moved = movement(start, dict(model.named_parameters()))
-            line = {"stage": stage.name, "step": state.step, **stage.watch(model), "moved": moved}
+            try:
+                found = stage.watch(model)
+            except FloatingPointError as error:
+                raise DivergedError(stage.name, state.step, state.log) from error
+            line = {"stage": stage.name, "step": state.step, **found, "moved": moved}
             state.log.append(line)
             model.train()
 

@@ -7,8 +7,10 @@ positions hidden, on the same training sequences. Each goes through its own head
 stage is as it started, but for the reconstruction head, which a wholly pretrained model keeps.
 """
 
+import math
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -46,8 +48,15 @@ def measure(model: Transformer, data: TaskData) -> dict[str, Any]:
         ``attention``: `sptlib.analysis.scores.measures`; ``uniform``: the proximity that uniform
         attention has on the same sequences; ``label`` and ``reconstruction``: the
         forces of both losses, `sptlib.analysis.force.force`. Nothing but numbers and lists.
+
+    Raises:
+        FloatingPointError: if the model's outputs, or a measure, are not finite.
     """
     test = data.test.take(slice(0, SEQUENCES)).sequences().trimmed()
+    few = test.take(slice(0, 8))
+    with torch.no_grad():
+        if not bool(model(few.x, None, few.length).isfinite().all()):
+            raise FloatingPointError("the model's outputs are not finite")
     where = {"distance": near(data.side), "side": data.side}
     losses = {"label": _label_losses, "reconstruction": _reconstruction_losses}
     return _rounded(
@@ -128,4 +137,6 @@ def _rounded(found: Any) -> Any:
         return {name: _rounded(value) for name, value in found.items()}
     if isinstance(found, list):
         return [_rounded(value) for value in found]
+    if not math.isfinite(found):
+        raise FloatingPointError("a measure is not finite")
     return float(f"{found:.5g}")

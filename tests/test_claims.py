@@ -145,7 +145,7 @@ def test_rules_name_the_numbers_they_are_computed_with():
     assert f"within {decisions.LOSS_MARGIN} nats" in find("C13").rule
     assert f"at least {mechanism.NEAR:g} times" in find("C9").rule
     assert f"at least {mechanism.TOEPLITZ} after SPT" in find("C10").rule
-    assert f"within {mechanism.STILL} of 0" in find("C11").rule
+    assert f"within {mechanism.STILL} of 1" in find("C11").rule
     assert f"at least {mechanism.BLIND} of the label gradient" in find("C12").rule
     assert f"a cosine of at least {mechanism.COSINE}" in find("C12").rule
     assert f"at least {mechanism.KEPT} of it" in find("C14").rule
@@ -253,11 +253,14 @@ SPOILT = [
     ("C11", only({"end_proximity": 0.15}, arm="scratch"), "not"),
     ("C11", only({"start_proximity": 0.15}, arm="scratch"), "not"),  # labels look farther away
     ("C11", only({"end_proximity": 0.15}, arm="scratch", task="Image"), "reproduced"),
-    ("C11", only({"end_proximity": 0.08}, arm="scratch"), "reproduced"),
+    ("C11", only({"end_proximity": 0.08}, arm="scratch"), "not"),  # more than half as much again
+    ("C11", only({"end_proximity": 0.06}, arm="scratch"), "reproduced"),
     ("C12", only({"start_label_columns": 0.7}, arm="labels"), "not"),  # both must hold
     ("C12", only({"start_reconstruction_cosine": 0.05}, arm="reconstruction"), "not"),
     ("C12", only({"start_reconstruction_cosine": -0.4}, arm="reconstruction"), "not"),
     ("C12", only({"start_label_columns": 0.7}, arm="labels", task="Image"), "partly"),
+    ("C12", only({"end_label_cosine": 0.5}, arm="labels"), "not"),  # labels pull as much
+    ("C12", only({"end_label_cosine": 0.5}, arm="labels", task="Image"), "partly"),
     ("C12", lambda labels: {"start_label_columns": 0.7, "start_reconstruction_cosine": 0}, "not"),
     ("C12", only({"end_label_columns": 0.1}, arm="labels"), "reproduced"),  # when it is fitted
     ("C12", only({"start_label_columns": 0.1}, arm="random start"), "reproduced"),

@@ -10,6 +10,7 @@ from sptlib.analysis.attention import column_share, mean_map, proximity
 from sptlib.errors import StoreError
 from sptlib.execute import compute
 from sptlib.experiments import attention, base
+from sptlib.explorer import Explorer, Film
 from sptlib.model import build
 from sptlib.store import Store
 from sptlib.tasks import load
@@ -80,3 +81,25 @@ def test_what_was_not_watched_is_no_film(tmp_path):
     entry = compute(replace(run, pretrain=None), Store(tmp_path))
     with pytest.raises(StoreError, match="its watch is 0"):
         films.film("", [entry])
+
+
+def test_films_are_thinned_until_they_fit():
+    kept = films.thinned(list(range(63)), 8 * 64 * 64)  # two layers of four heads, on digits
+    assert (kept[0], kept[-1]) == (0, 62)
+    assert len(kept) * 8 * 64 * 64 <= films.MOST_CELLS
+    assert len(kept) > 15
+    assert films.thinned([1, 2, 3], 10) == [1, 2, 3]
+    assert films.thinned(list(range(9)), 10**9) == [0, 8]
+
+
+@pytest.mark.parametrize(("layers", "heads", "T"), [(2, 4, 64), (2, 1, 100), (1, 8, 128)])
+def test_noisy_films_of_common_sizes_fit_a_page(layers, heads, T):
+    looks = [list(range(n)) for n in (21, 42)]
+    g = torch.Generator().manual_seed(0)
+    many = []
+    for frames in looks:
+        keep = films.thinned(frames, layers * heads * T * T)
+        scores = torch.randn(len(keep), layers, heads, T, T, generator=g)
+        names = ["labels"] * len(keep)
+        many.append(Film("a film", keep, names, scores.softmax(-1), [""] * len(keep)))
+    assert len(Explorer(many, label="common").html()) < 1_500_000

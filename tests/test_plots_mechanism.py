@@ -106,3 +106,13 @@ def test_a_measure_is_compared_task_by_task(looks):
     assert text.count("\n") == 1
     assert text.startswith("- **Image**: after SPT and labels is above after SPT by 100.0 points")
     assert "nothing to compare" in prose.measured(ends[:0], "proximity", [("a", "b")]).data
+
+
+def test_oneself_is_told_from_others(looks):
+    ends = attention.ends(looks).assign(profile=lambda t: [[0.1, 0.2, 0.5, 0.3, 0.05]] * len(t))
+    found = attention.without_oneself(ends, reach=1)
+    assert found["own"].tolist() == pytest.approx([0.5] * len(ends))
+    assert found["others"].tolist() == pytest.approx([0.5] * len(ends))
+    assert attention.without_oneself(ends[:0]).empty
+    assert attention.signal({"a_force": 1.0, "a_noise": 0.0}, "a") == 0
+    assert attention.signal({"a_force": 1.0, "a_noise": 0.5}, "a") == 2

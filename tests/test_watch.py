@@ -13,7 +13,7 @@ from sptlib import export, presets, recheck, tasks, train, watch
 from sptlib.analysis.attention import uniform_proximity
 from sptlib.cli import main
 from sptlib.config import Run, key
-from sptlib.errors import Stopped, StoreError
+from sptlib.errors import DivergedError, Stopped, StoreError
 from sptlib.execute import Where, compute
 from sptlib.model import build
 from sptlib.store import FILES, SNAPSHOTS, Store
@@ -414,3 +414,10 @@ def test_images_are_near_in_the_plane():
     flat = watch.measure(model, replace(data, side=0))["uniform"]
     assert flat == pytest.approx(uniform_proximity(64, 2), rel=1e-4)
     assert (watch.near(8), watch.near(0)) == (1, 2)
+
+
+def test_a_diverging_training_says_so_when_it_is_watched(tiny):
+    changes = {"lr": 1e30, "n_evals": 1, "warmup_steps": 0}
+    run = watched(replace(tiny, pretrain=None), times=12, **changes)
+    with pytest.raises(DivergedError):
+        finetune(run, tasks.load(run.task, run.seed))
