@@ -1,0 +1,4 @@
+"""POLAR: online polarization in 22 languages (SemEval-2026 Task 9), and the system of Macko et al.
+
+Data, augmentation, a quantised language model with adapters, predictions and their scores.
+"""

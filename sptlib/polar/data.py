@@ -1,0 +1,385 @@
+"""Posts from files: the public layout of POLAR and that of its competition.
+
+Public: ``{train,dev,test}/{lang}.csv`` with all labels in one file, some languages without
+manifestations. Competition: ``subtask{1,2,3}/{train,dev}/{lang}.csv`` with the labels of one
+subtask each, empty where they are not published. UTF-8 with or without byte order mark, LF or CRLF,
+quoted fields with line breaks.
+"""
+
+import hashlib
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+
+import pandas as pd
+import torch
+
+from sptlib.errors import ConfigError, DataError, unknown
+from sptlib.places import data_home
+from sptlib.polar import generator as synthetic
+from sptlib.polar.config import PolarTask
+from sptlib.polar.labels import LABELS, LANGUAGES, SUBTASKS, Subtask, subtask
+from sptlib.seeding import generator
+
+SPLITS = ("train", "dev", "test")
+#: environment variable that names the folder of the posts
+VARIABLE = "SPTLIB_POLAR"
+_YES_NO = {"0": 0, "1": 1, "0.0": 0, "1.0": 1}
+
+
+def home() -> Path:
+    """``$SPTLIB_POLAR``, else ``polar`` among the data (`sptlib.places.data_home`)."""
+    named = os.environ.get(VARIABLE, "").strip()
+    return Path(named).expanduser() if named else data_home() / "polar"
+
+
+@dataclass(frozen=True)
+class Posts:
+    """The posts of one split.
+
+    Attributes:
+        table: ``id``, ``lang``, ``text`` and the label columns (Int8; missing = not labelled), in
+            the order of languages and of their files.
+        notes: what was skipped, and why.
+    """
+
+    table: pd.DataFrame
+    notes: tuple[str, ...] = ()
+
+
+def layout(folder: Path, number: int) -> Path:
+    """The folder that holds the splits, in either layout; ``number`` is the subtask.
+
+    Raises:
+        DataError: if there is none.
+    """
+    if not folder.is_dir():
+        raise DataError(
+            folder, "there is no such folder; `sptlib polar make FOLDER` writes synthetic posts"
+        )
+    competition = folder / f"subtask{number}"
+    for place in (competition, folder):
+        if any((place / split).is_dir() for split in SPLITS):
+            return place
+    if any((folder / f"subtask{n}").is_dir() for n in SUBTASKS):
+        raise DataError(folder, f"there is no subtask{number} in it")
+    raise DataError(
+        folder, "no posts: expected train/LANG.csv and dev/LANG.csv, or subtask1/train/LANG.csv"
+    )
+
+
+def splits(folder: Path, number: int = 1) -> tuple[str, ...]:
+    """The splits that a folder has."""
+    place = layout(folder, number)
+    return tuple(s for s in SPLITS if any((place / s).glob("*.csv")))
+
+
+def read(
+    folder: Path, split: str, number: int, languages: Sequence[str] = (), labelled: bool = True
+) -> Posts:
+    """The posts of a split, for one subtask.
+
+    Args:
+        folder: in either layout.
+        split: train, dev or test.
+        number: of the subtask.
+        languages: codes; empty = all that the folder has.
+        labelled: leave out languages without this subtask's labels, with a note; posts without are
+            refused then.
+
+    Raises:
+        DataError: naming file and line or byte, for whatever is not as it should be.
+        ConfigError: for a language that the folder, or the task, does not have.
+    """
+    place = layout(folder, number) / split
+    files = {path.stem: path for path in sorted(place.glob("*.csv"))}
+    if not files:
+        raise DataError(place, "there is no LANG.csv in it")
+    for name in files:
+        if name not in LANGUAGES:
+            raise DataError(files[name], str(unknown("language", name, LANGUAGES)))
+    for name in languages:
+        if name not in files:
+            raise unknown(f"language of {place}", name, files)
+    asked, tables, notes = subtask(number), [], []
+    for name in languages or files:
+        table = read_file(files[name], name)
+        missing = [label for label in asked.labels if label not in table]
+        for label in LABELS:  # one shape for all languages
+            if label not in table:
+                table[label] = pd.array([pd.NA] * len(table), dtype="Int8")
+        without = bool(missing) or table[list(asked.labels)].isna().any(axis=1).all()
+        if missing and len(missing) < len(asked.labels):
+            raise DataError(files[name], f"the column {missing[0]!r} is missing", line=1)
+        if labelled and without:
+            why = "has no" if missing else "has empty"
+            notes.append(
+                f"{name} ({LANGUAGES[name]}) {why} {asked.name} labels: left out of subtask "
+                f"{number}"
+            )
+            continue
+        if labelled:
+            _all_labelled(files[name], table, asked)
+        tables.append(table)
+    if not tables:
+        raise DataError(place, f"no language has labels for subtask {number} ({asked.name})")
+    columns = ["id", "lang", "text", *LABELS]
+    return Posts(pd.concat(tables, ignore_index=True)[columns], tuple(notes))
+
+
+def _all_labelled(path: Path, table: pd.DataFrame, asked: Subtask) -> None:
+    some = table[list(asked.labels)].isna().any(axis=1)
+    if some.any():
+        row = table.loc[some.idxmax(), "id"]
+        raise DataError(path, f"the post {row!r} has no {asked.name} label, others have")
+
+
+def read_file(path: Path, language: str) -> pd.DataFrame:
+    """One file: ``id``, ``lang``, ``text`` and the label columns that it has.
+
+    Raises:
+        DataError: if it is no UTF-8, lacks a column, has a label other than 0, 1 or empty, a row of
+            another length, an empty text, or an id twice.
+    """
+    raw = _bytes(path)
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError(
+            path,
+            f"{error.object[error.start]:#04x} is not UTF-8 text; is the file Latin-1? "
+            "Convert it, e.g. with `iconv -f latin1 -t utf-8`",
+            line=raw[: error.start].count(b"\n") + 1,
+            byte=error.start,
+        ) from error
+    header, *rows = _records(path, text)
+    names = [name.strip() for name in header[1]]
+    for wanted in ("id", "text"):
+        if wanted not in names:
+            raise DataError(path, f"the column {wanted!r} is missing; found {names}", line=1)
+    known = [label for label in LABELS if label in names]
+    if len(set(names)) < len(names):
+        raise DataError(path, f"a column is there twice: {names}", line=1)
+    ids: dict[str, int] = {}
+    out: dict[str, list] = {name: [] for name in ("id", "text", *known)}
+    for line, cells in rows:
+        if len(cells) != len(names):
+            raise DataError(
+                path, f"{len(names)} fields expected, found {len(cells)}", line=line
+            )
+        row = dict(zip(names, cells, strict=True))
+        if not row["text"].strip():
+            raise DataError(path, f"the text of {row['id']!r} is empty", line=line)
+        if ids.setdefault(row["id"], line) != line:
+            raise DataError(
+                path, f"the id {row['id']!r} is that of line {ids[row['id']]}, too", line=line
+            )
+        for label in known:
+            value = row[label].strip()
+            if value and value not in _YES_NO:
+                raise DataError(path, f"{label} is 0 or 1, found {value!r}", line=line)
+            out[label].append(_YES_NO[value] if value else pd.NA)
+        out["id"].append(row["id"])
+        out["text"].append(row["text"])
+    if not out["id"]:
+        raise DataError(path, "there is no post in it")
+    table = pd.DataFrame({"id": out["id"], "lang": language, "text": out["text"]})
+    for label in known:
+        table[label] = pd.array(out[label], dtype="Int8")
+    return table
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise DataError(path, f"cannot be read ({error.strerror or error})") from error
+
+
+def _records(path: Path, text: str) -> list[tuple[int, list[str]]]:
+    """The rows of a CSV file with the line that each begins at; fields may contain line breaks."""
+    import csv
+
+    before = csv.field_size_limit(max(len(text), csv.field_size_limit()))  # a whole post is one
+    found, line = [], 1
+    try:
+        reader = csv.reader(_lines(text), strict=True)
+        for cells in reader:
+            if cells:
+                found.append((line, cells))
+            line = reader.line_num + 1
+    except csv.Error as error:
+        raise DataError(path, f"no CSV ({error}); is a quote left open?", line=line) from error
+    finally:
+        csv.field_size_limit(before)
+    if not found:
+        raise DataError(path, "the file is empty")
+    return found
+
+
+def _lines(text: str) -> Iterable[str]:
+    """Lines that end in LF or CRLF; other separators of Unicode may be inside a post."""
+    return (line + "\n" for line in text.removesuffix("\n").split("\n"))
+
+
+def unique(table: pd.DataFrame) -> tuple[pd.DataFrame, int]:
+    """The posts without repeated texts of a language, and how many went; the first one stays."""
+    again = table.duplicated(["lang", "text"])
+    return table[~again].reset_index(drop=True), int(again.sum())
+
+
+@dataclass(frozen=True)
+class Data:
+    """All splits for one subtask.
+
+    Attributes:
+        train: posts to learn from; no text is twice in them.
+        val: held out of the training posts; picks checkpoint and thresholds.
+        test: the dev or test posts, whole and in their order.
+        notes: what was left out.
+    """
+
+    train: pd.DataFrame
+    val: pd.DataFrame
+    test: pd.DataFrame
+    notes: tuple[str, ...] = field(default=())
+
+
+def hold_out(
+    table: pd.DataFrame, number: int, most: int, seed: int
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Split training posts into those to learn from and those held out.
+
+    Of subtask 1 at most ``most`` for each label of each language are held out, of the others at
+    most ``most`` for each language (Macko et al. 2026); never more than a fifth of a group, which
+    matters for small sets and is an addition of this project.
+
+    Returns:
+        To learn from, held out; each in the order of the table.
+
+    Raises:
+        DataError: if nothing is left on one side.
+    """
+    by = ["lang", "polarization"] if number == 1 else ["lang"]
+    chosen: list[int] = []
+    for name, rows in table.groupby(by, sort=True):
+        n = min(most, len(rows) // 5)
+        order = torch.randperm(len(rows), generator=generator(seed, "held out", *map(str, name)))
+        chosen += rows.index[order[:n].tolist()].tolist()
+    if not chosen:
+        raise DataError(
+            "train", f"{len(table)} posts are too few to hold out some for validation"
+        )
+    held = table.index.isin(chosen)
+    return table[~held].reset_index(drop=True), table[held].reset_index(drop=True)
+
+
+def load(task: PolarTask, seed: int) -> Data:
+    """The splits of a task.
+
+    Args:
+        task: which posts.
+        seed: the run's; ``task.data_seed`` wins where it is set.
+
+    Raises:
+        DataError: if a file is missing or is not as it should be.
+        ConfigError: for a language that is not there.
+    """
+    seed = seed if task.data_seed is None else task.data_seed
+    if task.source == "files":
+        return from_folder(home(), task, seed)
+    names = task.languages or synthetic.languages()
+    notes = []
+    if task.subtask == 3:
+        notes = [
+            f"{name} ({LANGUAGES[name]}) has no manifestation labels: left out of subtask 3"
+            for name in names
+            if name in synthetic.NO_MANIFESTATION
+        ]
+        names = [name for name in names if name not in synthetic.NO_MANIFESTATION]
+        if not names:
+            raise ConfigError("no language is left that has manifestation labels")
+    sizes = {"train": task.n_train, "val": task.n_val, "test": task.n_test}
+    made = {
+        split: pd.concat(
+            [synthetic.generate(name, split, n, seed) for name in names], ignore_index=True
+        )
+        for split, n in sizes.items()
+    }
+    return Data(made["train"], made["val"], made["test"], tuple(notes))
+
+
+def from_folder(folder: Path, task: PolarTask, seed: int) -> Data:
+    """The splits of a folder: what is held out of its training posts, and its dev or test posts.
+
+    Raises:
+        DataError: as `read`.
+    """
+    train = read(folder, "train", task.subtask, task.languages)
+    once, n_again = unique(train.table)
+    notes = [*train.notes]
+    if n_again:
+        notes.append(f"{n_again} training posts were there twice")
+    learn, held = hold_out(once, task.subtask, task.held_out, seed)
+    test, why = None, []
+    for split in reversed(splits(folder, task.subtask)):
+        if split == "train":
+            continue
+        try:
+            test = read(folder, split, task.subtask, task.languages)
+        except DataError as error:
+            why.append(str(error))
+            continue
+        break
+    if test is None:
+        notes.append(
+            "no labelled dev or test posts; the scores are those of the held-out ones"
+            + f" ({why[-1]})" * bool(why)
+        )
+        return Data(learn, held, held, tuple(notes))
+    return Data(learn, held, test.table, tuple(dict.fromkeys([*notes, *test.notes])))
+
+
+def fingerprint() -> str:
+    """SHA-256 of all files in `home`; raises `DataError` if there are none."""
+    return _fingerprint(str(home().resolve()))
+
+
+@lru_cache(maxsize=8)
+def _fingerprint(folder: str) -> str:
+    root = Path(folder)
+    files = sorted(
+        path
+        for part in (root, *(root / f"subtask{n}" for n in SUBTASKS))
+        for split in SPLITS
+        for path in (part / split).glob("*.csv")
+    )
+    if not files:
+        layout(root, 1)
+        raise DataError(root, "there is no LANG.csv in it")
+    digest = hashlib.sha256()
+    for path in files:
+        content = _bytes(path)
+        digest.update(f"{path.relative_to(root)} {len(content)}\n".encode())
+        digest.update(content)
+    return digest.hexdigest()
+
+
+def write(table: pd.DataFrame, folder: Path, split: str) -> list[Path]:
+    """Write posts in the public layout, a file per language; returns the files.
+
+    Label columns that are empty for a whole language are left out of its file.
+    """
+    from sptlib.formats.base import writing
+
+    paths = []
+    for name, rows in table.groupby("lang", sort=True):
+        labels = [label for label in LABELS if label in rows and rows[label].notna().any()]
+        path = folder / split / f"{name}.csv"
+        content = rows[["id", "text", *labels]].to_csv(index=False, lineterminator="\r\n")
+        with writing(path) as file:
+            file.write(content.encode())
+        paths.append(path)
+    return paths
