@@ -34,8 +34,9 @@ from sptlib.config import (
 from sptlib.cost import devices
 from sptlib.cost.devices import Pace
 from sptlib.cost.workload import Workload, workload
+from sptlib.environment import processor
 from sptlib.errors import ConfigError, StoreError
-from sptlib.execute import Where, processor
+from sptlib.execute import Where
 from sptlib.experiments.base import Case
 from sptlib.formats.base import writing
 from sptlib.store import Entry, Store

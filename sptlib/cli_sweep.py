@@ -131,7 +131,9 @@ def sweep(
         click.echo(f"{len(entries)} trainings; the table is {path}")
     else:
         results = base.paired(cases, entries)
-        cells = module.table(results).groupby(module.GROUP_BY, sort=False)["test_accuracy"]
+        cells = module.table(results).groupby(module.GROUP_BY, sort=False)[
+            getattr(module, "SCORE", "test_accuracy")
+        ]
         click.echo(cells.agg(["mean", "min", "max", "count"]).round(4).to_string())
         click.echo(f"{len(results)} Runs stored in {place.path}")
     if plan is not None:

@@ -166,7 +166,7 @@ def prune(yes, unfinished, failed, keep, store) -> None:
 def _digests(wanted: tuple[str, ...]) -> set[str]:
     """Digests of everything that some experiments need."""
     from sptlib import experiments, presets, tuning
-    from sptlib.config import Run, digest
+    from sptlib.config import digest
 
     specs: list = []
     for text in wanted:
@@ -181,7 +181,7 @@ def _digests(wanted: tuple[str, ...]) -> set[str]:
         else:
             preset = presets.check(preset or "classroom")
             specs += [case.run for case in module.cases(preset, int(seeds or 0))]
-    specs += [s.pretraining for s in specs if isinstance(s, Run) and s.pretrain is not None]
+    specs += [s.pretraining for s in specs if s.pretraining is not None]
     return {digest(spec) for spec in specs}
 
 

@@ -7,13 +7,17 @@ with what progress bar is not. Construct with keywords; change with `dataclasses
 import dataclasses
 import hashlib
 import json
-from typing import Annotated, Any, Literal
+from functools import cache
+from importlib import import_module
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError, field_validator, model_validator
 from pydantic.dataclasses import dataclass as validated
 
 from sptlib import tasks
 from sptlib.errors import ConfigError, unknown
+from sptlib.groups import ALIASES, expand_groups
+from sptlib.groups import GROUPS as GROUPS
 from sptlib.tasks.base import STRICT, NonNegativeInt, PositiveInt
 
 #: Version of the arithmetic. Bump it whenever a golden-loss test changes; it is part of every key,
@@ -34,20 +38,6 @@ LATER: dict[str, Any] = {
 
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-
-#: parameter groups that can be transferred or frozen, and the names that stand for several
-GROUPS = ("embed", "qk", "vo", "mlp", "norm", "head")
-ALIASES = {"qkvo": ("qk", "vo"), "all": ("embed", "qk", "vo", "mlp", "norm")}
-
-
-def expand_groups(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Group names with the aliases spelled out, each once, in the order of `GROUPS`."""
-    chosen: set[str] = set()
-    for name in names:
-        if name not in GROUPS and name not in ALIASES:
-            raise unknown("parameter group", name, (*GROUPS, *ALIASES))
-        chosen.update(ALIASES.get(name, (name,)))
-    return tuple(g for g in GROUPS if g in chosen)
 
 
 @validated(frozen=True, kw_only=True, config=STRICT)
@@ -175,6 +165,11 @@ class FinetuneConfig(TrainConfig):
 class Pretraining:
     """The part of a Run that its arms share: what one pretraining depends on."""
 
+    kind: ClassVar[str] = "pretraining"
+    stage: ClassVar[str] = "pretrain"
+    #: it waits for nothing
+    pretraining: ClassVar[None] = None
+
     task: tasks.Task
     model: ModelConfig
     pretrain: PretrainConfig
@@ -192,6 +187,10 @@ class Pretraining:
         """Planned optimiser steps; early stopping may take fewer."""
         return self.pretrain.n_steps(self.n_sequences)
 
+    def data(self) -> str:
+        """SHA-256 of the data."""
+        return tasks.fingerprint(self.task, self.seed)
+
 
 @validated(frozen=True, kw_only=True, config=STRICT)
 class Run:
@@ -206,6 +205,9 @@ class Run:
         seed: of initial weights, batches and masks, and of the data where the task leaves
             ``data_seed`` open.
     """
+
+    kind: ClassVar[str] = "run"
+    stage: ClassVar[str] = "finetune"
 
     task: tasks.Task
     model: ModelConfig = Field(default_factory=ModelConfig)
@@ -265,18 +267,34 @@ class Run:
             pretrain=dataclasses.replace(self.pretrain, task=None),
         )
 
+    def data(self) -> str:
+        """SHA-256 of the data."""
+        return tasks.fingerprint(self.task, self.seed)
 
-_KINDS = {Run: "run", Pretraining: "pretraining"}
-_ADAPTERS = {kind: TypeAdapter(cls) for cls, kind in _KINDS.items()}
+
+#: every kind of training that a store holds, and where its class is; those of another system say
+#: by ``train`` how they are computed (`sptlib.execute`), and are imported when one is met
+KINDS = {
+    "run": "sptlib.config:Run",
+    "pretraining": "sptlib.config:Pretraining",
+    "polar": "sptlib.polar.config:PolarRun",
+    "polar_base": "sptlib.polar.config:PolarBase",
+}
+
+
+@cache
+def _adapter(kind: str) -> TypeAdapter:
+    module, _, name = KINDS[kind].partition(":")
+    return TypeAdapter(getattr(import_module(module), name))
 
 
 def to_dict(spec: Run | Pretraining) -> dict[str, Any]:
     """The configuration as plain JSON values, every default spelled out."""
     return {
-        "kind": _KINDS[type(spec)],
+        "kind": spec.kind,
         "schema": SCHEMA,
         "numerics": NUMERICS,
-        **_ADAPTERS[_KINDS[type(spec)]].dump_python(spec, mode="json"),
+        **_adapter(spec.kind).dump_python(spec, mode="json"),
     }
 
 
@@ -289,18 +307,19 @@ def from_dict(fields: dict[str, Any]) -> Run | Pretraining:
     fields = dict(fields)
     kind, schema = fields.pop("kind", "run"), fields.pop("schema", SCHEMA)
     fields.pop("numerics", None)
-    if not isinstance(kind, str) or kind not in _ADAPTERS:
-        raise unknown("kind of configuration", kind, _ADAPTERS)
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise unknown("kind of configuration", kind, KINDS)
     if schema != SCHEMA:
         raise ConfigError(
             f"configuration of schema {schema}, but this sptlib reads {SCHEMA}; "
             "compute it anew with this version"
         )
     task = fields.get("task")
-    if isinstance(task, dict) and "name" in task:
+    ours = kind in ("run", "pretraining")
+    if ours and isinstance(task, dict) and "name" in task:
         tasks.config_class(task["name"])  # a wrong name gets a suggestion instead of a union error
     try:
-        return _ADAPTERS[kind].validate_python(fields)
+        return _adapter(kind).validate_python(fields)
     except ValidationError as error:
         raise explain(error) from error
 
@@ -332,8 +351,7 @@ def override(run: Run, changes: dict[str, Any]) -> Run:
         ConfigError: for an unknown field (with a suggestion) or a value out of range.
     """
     fields = to_dict(run)
-    for not_a_field in ("kind", "schema", "numerics"):
-        del fields[not_a_field]
+    about = {name: fields.pop(name) for name in ("kind", "schema", "numerics")}
     for dotted, value in changes.items():
         node, parts = fields, dotted.split(".")
         for depth, part in enumerate(parts):
@@ -347,7 +365,7 @@ def override(run: Run, changes: dict[str, Any]) -> Run:
             if depth < len(parts) - 1:
                 node = node[part]
         node[parts[-1]] = value
-    return from_dict(fields)
+    return from_dict({**fields, **about})
 
 
 def _hashed(spec: Run | Pretraining) -> dict[str, Any]:
@@ -380,7 +398,7 @@ def key(spec: Run | Pretraining) -> str:
     machine, in every process and Python version.
     """
     fields = _hashed(spec)
-    fields["data"] = tasks.fingerprint(spec.task, spec.seed)
-    if isinstance(spec, Run) and spec.pretrain is not None:
+    fields["data"] = spec.data()
+    if spec.pretraining is not None:
         fields["pretraining"] = key(spec.pretraining)
     return _hash(fields)

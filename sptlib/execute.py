@@ -4,17 +4,13 @@ Several processes (`accelerate launch`) compute one training together. The main 
 and writes; the others do what it decides, and see the same folder.
 """
 
-import os
-import platform
 import shutil
-import subprocess
 import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from importlib import metadata
 from pathlib import Path
 
 import torch
@@ -23,13 +19,13 @@ from torch import Tensor
 
 from sptlib import engine, launcher, processes, tasks
 from sptlib.checkpoint import Checkpoint
-from sptlib.config import Pretraining, Run, TrainConfig, key
+from sptlib.config import Pretraining, Run, key
+from sptlib.environment import environment
 from sptlib.errors import Busy, ConfigError, DivergedError, Stopped, StoreError
 from sptlib.processes import ALONE, Team, shared
 from sptlib.store import LEASE_SECONDS, Entry, Store
 from sptlib.train import finetune, pretrain
 
-RECORDED = ("torch", "numpy", "scikit-learn", "safetensors", "pydantic", "sptlib")
 #: seconds until a shared file system must show a process what another one has written
 PATIENCE = 30.0
 
@@ -130,6 +126,9 @@ def compute(
 
 def _consistent(spec: Run | Pretraining, team: Team) -> None:
     """Refuse what the launcher asks for against the spec, and processes that want several."""
+    if not isinstance(spec, Run | Pretraining):
+        team.together(lambda: _alone(spec, team))
+        return
     stages = {"pretrain": spec.pretrain, "finetune": getattr(spec, "finetune", None)}
     team.together(lambda: launcher.check({k: v for k, v in stages.items() if v is not None}))
     if team.size > 1 and len(set(team.gather(team.together(lambda: key(spec))))) > 1:
@@ -139,6 +138,11 @@ def _consistent(spec: Run | Pretraining, team: Team) -> None:
                 "all with the same options, version and data folder"
             )
         )
+
+
+def _alone(spec, team: Team) -> None:
+    if team.size > 1:
+        raise ConfigError(f"a training of kind {spec.kind!r} runs in one process here")
 
 
 def _compute(
@@ -160,7 +164,9 @@ def _compute(
         if entry is not None:
             return entry
         stack.enter_context(cpu_threads(where.threads))
-        return _train(spec, store, where, recompute, team)
+        if isinstance(spec, Run | Pretraining):
+            return _train(spec, store, where, recompute, team)
+        return _train_other(spec, store, where, recompute)
 
 
 def _leased(spec: Run | Pretraining, store: Store, where: Where) -> SoftFileLease:
@@ -177,8 +183,7 @@ def _leased(spec: Run | Pretraining, store: Store, where: Where) -> SoftFileLeas
             if not where.wait:
                 raise Busy(f"another process computes {key(spec)}") from error
             if where.stop is not None and where.stop():
-                stage = "finetune" if isinstance(spec, Run) else "pretrain"
-                raise Stopped(stage, 0, 0) from error
+                raise Stopped(spec.stage, 0, 0) from error
         if not said:
             seconds, said = 2 * LEASE_SECONDS, True
             print("sptlib: another process computes this; waiting for it", file=sys.stderr)
@@ -244,6 +249,28 @@ def _train(
     return team.decide(publish)
 
 
+def _train_other(spec, store: Store, where: Where, recompute: bool) -> Entry:
+    """A training of another system, which says by ``spec.train`` how it is computed."""
+    device, before = where.torch_device(), None
+    if spec.pretraining is not None:
+        before = _pretrained(spec.pretraining, store, where, recompute, ALONE)
+    work = store.work_folder(spec)
+    (work / "error.txt").unlink(missing_ok=True)
+    try:
+        done = spec.train(before, where, work)
+    except DivergedError as error:
+        error.kept_at = str(store.fail(spec, error.log, str(error)))
+        raise
+    about = environment(
+        device, where.threads, done.seconds, done.config, packages=done.packages
+    )
+    entry = store.put(
+        spec, metrics=done.metrics, result=done.result, model=done.weights, environment=about
+    )
+    shutil.rmtree(work, ignore_errors=True)
+    return entry
+
+
 def _load(spec: Run | Pretraining) -> tasks.TaskData:
     data = tasks.load(spec.task, spec.seed)
     if data.fingerprint != tasks.fingerprint(spec.task, spec.seed):
@@ -305,71 +332,3 @@ def cpu_threads(n: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def environment(
-    device: torch.device,
-    threads: int,
-    seconds: float,
-    config: TrainConfig,
-    accumulate: int = 1,
-    team: Team = ALONE,
-) -> dict:
-    """What a result was computed with: versions, commit, device, threads, processes, time.
-
-    Args:
-        device: of the main process.
-        threads: CPU threads per process.
-        seconds: of the training, all its parts if it was interrupted.
-        config: gives the precision.
-        accumulate: pieces per process and batch.
-        team: the processes.
-    """
-    versions = {}
-    accelerated = engine.uses_accelerate(config, accumulate, team)
-    for package in (*RECORDED, "accelerate") if accelerated else RECORDED:
-        try:
-            versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            versions[package] = "not installed"
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else processor()
-    return {
-        "python": platform.python_version(),
-        "platform": platform.system(),
-        "machine": platform.machine(),
-        "processor": processor(),
-        "device": device.type,
-        "device_name": name,
-        "threads": threads,
-        "processes": team.size,
-        "accumulate": accumulate,
-        "precision": config.precision,
-        "cpu_count": os.cpu_count(),
-        "versions": versions,
-        "commit": commit(),
-        "seconds": round(seconds, 3),
-    }
-
-
-def processor() -> str:
-    """The name of this machine's CPU; rounding may differ between two of them."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:  # not Linux
-        return platform.processor()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
-
-
-def commit() -> str:
-    """The commit of the checkout that the library is run from, or ""."""
-    try:
-        done = subprocess.run(
-            ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-    except OSError:  # no git on this machine
-        return ""
-    return done.stdout.strip()

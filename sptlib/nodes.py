@@ -41,7 +41,7 @@ def attempt(spec: Run | Pretraining, store: Store, where: Where, recompute: bool
 
 def waits_for(spec: Run | Pretraining) -> str:
     """The key of the pretraining that a Run starts from, or ""."""
-    return key(spec.pretraining) if isinstance(spec, Run) and spec.pretrain is not None else ""
+    return key(spec.pretraining) if spec.pretraining is not None else ""
 
 
 def after_failure(name: str) -> Outcome:

@@ -16,6 +16,8 @@ PACE_SECONDS = 3.0  # to watch before the end is estimated
 
 def describe(fields: dict[str, Any]) -> str:
     """How a training starts, in a few words, from its configuration as it is stored."""
+    if str(fields.get("kind", "")).startswith("polar"):
+        return _polar(fields)
     pretrain = fields.get("pretrain") or {}
     words = []
     if fields.get("kind") == "pretraining":
@@ -34,6 +36,15 @@ def describe(fields: dict[str, Any]) -> str:
     if n_labels := fields.get("task", {}).get("n_labels"):
         words.append(f"{n_labels} labels")
     return ", ".join(words)
+
+
+def _polar(fields: dict[str, Any]) -> str:
+    base, rate = fields.get("base") or {}, (fields.get("augment") or {}).get("rate") or 0
+    name = base.get("model") or f"{base.get('architecture')} ({base.get('kind')})"
+    copies = f"copies of {rate:.0%}" if rate else "no copies"
+    if fields["kind"] == "polar_base":
+        return f"pretraining of {name}, {copies}"
+    return f"QLoRA of {name}, subtask {(fields.get('task') or {}).get('subtask')}, {copies}"
 
 
 def title(spec: Run | Pretraining) -> str:

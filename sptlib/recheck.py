@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from sptlib import export, progress
-from sptlib.config import Run, key
+from sptlib.config import key
 from sptlib.errors import ConfigError, SptError
 from sptlib.execute import Where
 from sptlib.export import Shipped
@@ -76,7 +76,7 @@ def draw(entries: Sequence[Entry | Shipped], n: int, choose: int) -> list[Entry 
 
 def _is_run(entry: Entry | Shipped) -> bool:
     try:
-        return export.is_current(entry) and isinstance(entry.spec, Run)
+        return export.is_current(entry) and entry.spec.stage == "finetune"
     except export.UNREADABLE:
         return False
 

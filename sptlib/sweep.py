@@ -154,7 +154,7 @@ def plan(
     """Everything to compute by key: the pretrainings that Runs wait for first, each once."""
     shared = {}
     for run in missing.values():
-        if isinstance(run, Run) and run.pretrain is not None:
+        if run.pretraining is not None:
             name = key(run.pretraining)
             if recompute or store.find(name) is None:
                 shared[name] = run.pretraining

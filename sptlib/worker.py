@@ -10,7 +10,7 @@ from zlib import crc32
 import torch
 
 from sptlib import __version__
-from sptlib.config import NUMERICS, SCHEMA, Run, from_dict, key
+from sptlib.config import NUMERICS, SCHEMA, from_dict, key
 from sptlib.execute import Where
 from sptlib.nodes import Outcome, after_failure, attempt, waits_for
 from sptlib.store import Store
@@ -77,7 +77,7 @@ def work(name: str, fields: dict, options: dict, after: Outcome | None) -> Outco
     if options["shared"] or outcome.error or outcome.stopped or outcome.busy:
         return outcome
     files = store.find(name).pack()
-    if isinstance(spec, Run):
+    if spec.stage == "finetune":
         store.remove(name)  # it lives in the client's store
     return Outcome(files=files)
 

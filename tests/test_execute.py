@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from sptlib import execute, train
+from sptlib import environment, execute, train
 from sptlib.config import NUMERICS, Run
 from sptlib.errors import ConfigError, DivergedError, Stopped
 from sptlib.execute import Where, compute
@@ -224,20 +224,20 @@ def test_no_git_is_no_commit(monkeypatch):
     def missing(*arguments, **options):
         raise FileNotFoundError("git")
 
-    monkeypatch.setattr(execute.subprocess, "run", missing)
-    assert execute.commit() == ""
+    monkeypatch.setattr(environment.subprocess, "run", missing)
+    assert environment.commit() == ""
 
 
 def test_the_processor_has_a_name(monkeypatch):
-    monkeypatch.setattr(execute.platform, "processor", lambda: "abacus")
+    monkeypatch.setattr(environment.platform, "processor", lambda: "abacus")
     text = "processor : 0\nmodel name\t: Fast CPU @ 3\nmodel name\t: Fast CPU @ 3\n"
-    monkeypatch.setattr(execute.Path, "read_text", lambda path: text)
-    assert execute.processor() == "Fast CPU @ 3"
-    monkeypatch.setattr(execute.Path, "read_text", lambda path: "nothing of that kind")
-    assert execute.processor() == "abacus"
+    monkeypatch.setattr(environment.Path, "read_text", lambda path: text)
+    assert environment.processor() == "Fast CPU @ 3"
+    monkeypatch.setattr(environment.Path, "read_text", lambda path: "nothing of that kind")
+    assert environment.processor() == "abacus"
 
     def missing(path):
         raise FileNotFoundError(path)
 
-    monkeypatch.setattr(execute.Path, "read_text", missing)
-    assert execute.processor() == "abacus"
+    monkeypatch.setattr(environment.Path, "read_text", missing)
+    assert environment.processor() == "abacus"

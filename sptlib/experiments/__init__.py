@@ -16,6 +16,7 @@ from sptlib.experiments import (
     duration,
     few_labels,
     freezing,
+    polarization,
     positions,
     replication,
     source,
@@ -37,6 +38,7 @@ EXPERIMENTS: dict[str, ModuleType] = {
     "positions": positions,
     "theory": theory,
     "dose": dose,
+    "polarization": polarization,
 }
 
 

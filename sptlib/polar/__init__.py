@@ -2,3 +2,8 @@
 
 Data, augmentation, a quantised language model with adapters, predictions and their scores.
 """
+
+import logging
+
+# that faster kernels could be downloaded: it says so when it is imported
+logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)

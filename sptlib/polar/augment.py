@@ -226,5 +226,3 @@ def examples(posts: pd.DataFrame, ids: Iterable[str], seed: int = 0) -> pd.DataF
     forms = {"original": some["text"].to_numpy()}
     forms |= {kind: copies(some, kind, seed)["text"].to_numpy() for kind in KINDS}
     return pd.DataFrame(forms, index=some["lang"].to_numpy())
-
-

@@ -147,7 +147,8 @@ def unpacked(stored: dict[str, Tensor], config: BaseConfig) -> tuple:
     tokenizer = wrapped(bytes(weights.pop(TOKENIZER).numpy()).decode())
     model = small(config, tokenizer, 0)
     missing, unexpected = model.load_state_dict(weights, strict=False)
-    assert missing == ["lm_head.weight"] and not unexpected, (missing, unexpected)
+    if missing != ["lm_head.weight"] or unexpected:
+        raise ConfigError(f"these weights are of another base: {missing} {unexpected}")
     model.tie_weights()
     return model, tokenizer
 

@@ -6,7 +6,8 @@ tiny offline base needs other ones, see `sptlib.polar.presets`.
 
 import dataclasses
 import hashlib
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 from pydantic.dataclasses import dataclass as validated
@@ -66,8 +67,8 @@ class BaseConfig:
         kind: "spt" (small, self-pretrained here on the unlabelled training posts), "random" (the
             same, as it was before its pretraining) or "model" (one from Hugging Face).
         model: of kind "model": a folder, or a name on the Hub.
-        architecture: of the small one: "llama" (rotary positions) or "opt" (learned positions, which
-            are added to the embeddings).
+        architecture: of the small one: "llama" (rotary positions) or "opt" (learned positions,
+            which are added to the embeddings).
         vocab_size: symbols of the tokenizer that is trained on the training posts.
         width: features per position.
         n_layers: layers.
@@ -101,6 +102,11 @@ class BaseConfig:
                 f"width={self.width} must be an even multiple of n_heads={self.n_heads}"
             )
         return self
+
+    @property
+    def precision(self) -> str:
+        """What is recorded about a training."""
+        return "fp32"
 
 
 @validated(frozen=True, kw_only=True, config=STRICT)
@@ -177,32 +183,40 @@ class QLoRAConfig:
     optimiser: Literal["auto", "paged_adamw_32bit", "adamw_torch"] = "auto"
     gradient_checkpointing: bool = True
 
+    @property
+    def precision(self) -> str:
+        """What is recorded about a training."""
+        return self.compute_dtype
+
 
 @validated(frozen=True, kw_only=True, config=STRICT)
 class PolarBase:
     """The self-pretraining that runs share: what one base model depends on."""
 
+    kind: ClassVar[str] = "polar_base"
+    stage: ClassVar[str] = "pretrain"
+    #: it waits for nothing
+    pretraining: ClassVar[None] = None
+
     task: PolarTask
     base: BaseConfig
+    augment: AugmentConfig
     seed: NonNegativeInt = 0
-
-    #: it waits for nothing; see `sptlib.config.Run.pretraining`
-    pretraining = None
 
     @property
     def n_steps(self) -> int:
-        """About how much work it is, for progress and order."""
+        """Steps of the training."""
         return self.base.steps
 
     def data(self) -> str:
         """SHA-256 of the posts; see `sptlib.config.key`."""
         return _fingerprint(self.task, self.seed)
 
-    def train(self, *how):
-        """Compute it; see `sptlib.polar.compute`."""
+    def train(self, before, where, work: Path):
+        """Compute it; see `sptlib.polar.compute.pretrain`."""
         from sptlib.polar import compute
 
-        return compute.pretrain(self, *how)
+        return compute.pretrain(self, compute.how(where, work))
 
 
 @validated(frozen=True, kw_only=True, config=STRICT)
@@ -212,6 +226,9 @@ class PolarRun:
     Attributes:
         seed: of the posts (unless the task fixes it), the base, the copies, adapters and batches.
     """
+
+    kind: ClassVar[str] = "polar"
+    stage: ClassVar[str] = "finetune"
 
     task: PolarTask = Field(default_factory=PolarTask)
     base: BaseConfig = Field(default_factory=BaseConfig)
@@ -227,26 +244,30 @@ class PolarRun:
 
     @property
     def pretraining(self) -> PolarBase | None:
-        """The self-pretrained base, which does not depend on the question asked."""
+        """The self-pretrained base: of the posts and copies, whatever is asked about them."""
         if self.base.kind != "spt":
             return None
         task = dataclasses.replace(self.task, subtask=1)
-        return PolarBase(task=task, base=self.base, seed=self.seed)
+        return PolarBase(task=task, base=self.base, augment=self.augment, seed=self.seed)
 
     def data(self) -> str:
         """SHA-256 of the posts; see `sptlib.config.key`."""
-        return _fingerprint(self.task, self.seed)
+        return _fingerprint(self.task, self.seed, self.base.model)
 
-    def train(self, *how):
-        """Compute it; see `sptlib.polar.compute`."""
+    def train(self, before, where, work: Path):
+        """Compute it; see `sptlib.polar.compute.finetune`."""
         from sptlib.polar import compute
 
-        return compute.finetune(self, *how)
+        return compute.finetune(self, before, compute.how(where, work))
 
 
-def _fingerprint(task: PolarTask, seed: int) -> str:
+def _fingerprint(task: PolarTask, seed: int, model: str = "") -> str:
     from sptlib.polar import data, generator
 
     posts = generator.fingerprint() if task.source == "synthetic" else data.fingerprint()
     text = f"polar {VERSION} {posts} {seed if task.data_seed is None else task.data_seed}"
+    for path in sorted(Path(model).expanduser().glob("*")) if model else ():
+        if path.suffix in (".safetensors", ".json", ".bin"):  # a folder may be filled anew
+            about = path.stat()
+            text += f" {path.name} {about.st_size} {about.st_mtime_ns}"
     return hashlib.sha256(text.encode()).hexdigest()

@@ -166,9 +166,7 @@ def read_file(path: Path, language: str) -> pd.DataFrame:
     out: dict[str, list] = {name: [] for name in ("id", "text", *known)}
     for line, cells in rows:
         if len(cells) != len(names):
-            raise DataError(
-                path, f"{len(names)} fields expected, found {len(cells)}", line=line
-            )
+            raise DataError(path, f"{len(names)} fields expected, found {len(cells)}", line=line)
         row = dict(zip(names, cells, strict=True))
         if not row["text"].strip():
             raise DataError(path, f"the text of {row['id']!r} is empty", line=line)
@@ -269,9 +267,7 @@ def hold_out(
         order = torch.randperm(len(rows), generator=generator(seed, "held out", *map(str, name)))
         chosen += rows.index[order[:n].tolist()].tolist()
     if not chosen:
-        raise DataError(
-            "train", f"{len(table)} posts are too few to hold out some for validation"
-        )
+        raise DataError("train", f"{len(table)} posts are too few to hold out some for validation")
     held = table.index.isin(chosen)
     return table[~held].reset_index(drop=True), table[held].reset_index(drop=True)
 

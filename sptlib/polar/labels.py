@@ -54,5 +54,7 @@ LANGUAGES = {
 def subtask(number: int) -> Subtask:
     """One of the three; raises `ConfigError` for another number."""
     if number not in SUBTASKS:
-        raise ConfigError(f"subtask must be 1 (detection), 2 (type) or 3 (manifestation), found {number!r}")
+        raise ConfigError(
+            f"subtask is 1 (detection), 2 (type) or 3 (manifestation), found {number!r}"
+        )
     return SUBTASKS[number]

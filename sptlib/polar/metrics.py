@@ -32,9 +32,7 @@ def macro_f1(truth: np.ndarray, given: np.ndarray) -> float:
     return float(f1_score(truth, given, average="macro", zero_division=0))
 
 
-def by_language(
-    truth: np.ndarray, given: np.ndarray, languages: Sequence[str]
-) -> dict[str, float]:
+def by_language(truth: np.ndarray, given: np.ndarray, languages: Sequence[str]) -> dict[str, float]:
     """Macro-F1 by language, in alphabetical order.
 
     Args:
@@ -44,8 +42,7 @@ def by_language(
     """
     truth, given, codes = np.asarray(truth), np.asarray(given), np.asarray(languages)
     return {
-        str(code): macro_f1(truth[codes == code], given[codes == code])
-        for code in np.unique(codes)
+        str(code): macro_f1(truth[codes == code], given[codes == code]) for code in np.unique(codes)
     }
 
 
@@ -110,3 +107,17 @@ def tuned(truth: np.ndarray, probability: np.ndarray) -> list[float]:
             ]
         found.append(float(grid[int(np.argmax(scores))]))
     return found
+
+
+def by_label(truth: np.ndarray, given: np.ndarray) -> list[float]:
+    """F1 of having each label, over all languages together; 0 for one that is never right.
+
+    Args:
+        truth: (N, L) of 0 and 1.
+        given: of the same shape.
+    """
+    truth, given = np.asarray(truth, int), np.asarray(given, int)
+    return [
+        float(f1_score(truth[:, i], given[:, i], average="binary", zero_division=0))
+        for i in range(truth.shape[1])
+    ]

@@ -96,6 +96,11 @@ def loaded(
     except (OSError, ValueError, RuntimeError) as error:
         why = str(error).strip().splitlines()[0]
         raise ConfigError(f"the base model {base.where!r} cannot be loaded: {why}") from error
+    for module in model.modules():
+        # else the first evaluation on some CPUs repacks the weights and rounds their scales to
+        # bfloat16: the base would not stay as it is, and numbers would depend on the machine
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
     model.config.pad_token_id = base.tokenizer.pad_token_id
     model.config.use_cache = False
     head(model)

@@ -1,11 +1,7 @@
 """Training adapters and head from labels, by Transformers' Trainer."""
 
-import json
-import shutil
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import datasets
 import numpy as np
@@ -15,41 +11,21 @@ from torch import Tensor, nn
 from torch.utils.data import Sampler
 from transformers import (
     DataCollatorWithPadding,
-    PrinterCallback,
     PreTrainedTokenizerFast,
     Trainer,
-    TrainerCallback,
     TrainingArguments,
 )
 from transformers.trainer_pt_utils import get_length_grouped_indices
 
-from sptlib.errors import DataError, DivergedError, Stopped
+from sptlib.errors import DataError
 from sptlib.polar import metrics, qlora
 from sptlib.polar.config import QLoRAConfig
 from sptlib.polar.labels import Subtask
+from sptlib.polar.watch import How, common, follow
 from sptlib.seeding import derive_seed, generator
 
 #: evaluations and checkpoints, as published: steps by subtask
 EVERY = {1: 500, 2: 1000, 3: 1000}
-
-
-@dataclass
-class How:
-    """What goes on around a training, and does not change its numbers.
-
-    Attributes:
-        work: folder of checkpoints; a training that finds some goes on from them.
-        device: where it computes.
-        progress: called as ``progress(step, n_steps, loss)``.
-        stop: asked after every step; True = save a checkpoint and raise `Stopped`.
-        checkpoint_seconds: a checkpoint at least so often, besides those at evaluations.
-    """
-
-    work: Path
-    device: torch.device
-    progress: Callable[[int, int, float], None] | None = None
-    stop: Callable[[], bool] | None = None
-    checkpoint_seconds: float = 60.0
 
 
 @dataclass(frozen=True)
@@ -136,40 +112,6 @@ class _Classifier(Trainer):
         )
 
 
-class _Watch(TrainerCallback):
-    """Progress, checkpoints by time, stopping."""
-
-    def __init__(self, how: How):
-        self.how, self.saved, self.loss, self.stopped = how, time.monotonic(), float("nan"), False
-
-    def on_log(self, args, state, control, logs=None, **more):
-        if logs and "loss" in logs:
-            self.loss = float(logs["loss"])
-
-    def on_step_end(self, args, state, control, **more):
-        if self.how.progress is not None:
-            self.how.progress(state.global_step, state.max_steps, self.loss)
-        if self.how.stop is not None and self.how.stop():
-            self.stopped = control.should_save = control.should_training_stop = True
-        elif time.monotonic() - self.saved >= self.how.checkpoint_seconds:
-            control.should_save = True
-
-    def on_save(self, args, state, control, **more):
-        self.saved = time.monotonic()
-
-
-def last_checkpoint(work: Path) -> Path | None:
-    """The newest complete checkpoint; those that a dead process left half-written are removed."""
-    found = []
-    for folder in work.glob("checkpoint-*"):
-        try:  # the state is written last
-            found.append((json.loads((folder / "trainer_state.json").read_text())["global_step"],
-                          folder))  # fmt: skip
-        except (OSError, ValueError, KeyError):
-            shutil.rmtree(folder, ignore_errors=True)
-    return max(found)[1] if found else None
-
-
 def arguments(
     config: QLoRAConfig, n_posts: int, subtask: Subtask, how: How, seed: int
 ) -> TrainingArguments:
@@ -180,7 +122,7 @@ def arguments(
     gpu = how.device.type == "cuda"
     auto = "paged_adamw_32bit" if gpu else "adamw_torch"
     return TrainingArguments(
-        output_dir=str(how.work),
+        **common(how),
         max_steps=n_steps,
         per_device_train_batch_size=config.batch_size,
         per_device_eval_batch_size=max(32, config.batch_size),
@@ -194,17 +136,9 @@ def arguments(
         eval_steps=every,
         save_strategy="steps",
         save_steps=every,
-        save_total_limit=2,
         load_best_model_at_end=False,  # done below: not when it was stopped
         metric_for_best_model="score",
         greater_is_better=True,
-        logging_steps=1,
-        logging_nan_inf_filter=False,
-        report_to="none",
-        disable_tqdm=True,
-        use_cpu=not gpu,
-        dataloader_pin_memory=gpu,
-        remove_unused_columns=False,
         seed=derive_seed(seed, "polar", "training") % 2**32,
     )
 
@@ -250,7 +184,7 @@ def train(
     if subtask.binary and not by_auc:
         notes.append("held-out posts are all of one class: the best is judged by macro-F1, no AUC")
     if n_cut:
-        notes.append(f"{n_cut} of {len(posts)} training posts were cut to {config.max_length} tokens")
+        notes.append(f"{n_cut} of {len(posts)} posts were cut to {config.max_length} tokens")
 
     def judged(prediction) -> dict[str, float]:
         logits = torch.from_numpy(np.asarray(prediction.predictions))
@@ -261,7 +195,6 @@ def train(
         found = {"macro_f1": f1, "score": f1 if area is None else area}
         return found if area is None else {**found, "auc": area}
 
-    watch = _Watch(how)
     args = arguments(config, len(learn), subtask, how, seed)
     trainer = _Classifier(
         model=model,
@@ -271,25 +204,16 @@ def train(
         processing_class=tokenizer,
         data_collator=_Collator(tokenizer),
         compute_metrics=judged,
-        callbacks=[watch],
         subtask=subtask,
         weights=weights if config.class_weights else None,
         order_seed=seed,
     )
-    trainer.remove_callback(PrinterCallback)
-    checkpoint = last_checkpoint(how.work)
-    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    log = follow(trainer, "finetune", how)
     state = trainer.state
-    log = _log(state.log_history)
-    _check_finite(log)
-    if watch.stopped and state.global_step < state.max_steps:
-        raise Stopped("finetune", state.global_step, state.max_steps)
     best = state.best_global_step or state.global_step
     if best != state.global_step:
         trainer._load_best_model()
-    return Outcome(
-        log, best, state.global_step, n_cut, time.monotonic() - started, notes
-    )
+    return Outcome(log, best, state.global_step, n_cut, time.monotonic() - started, notes)
 
 
 class _Collator(DataCollatorWithPadding):
@@ -297,27 +221,3 @@ class _Collator(DataCollatorWithPadding):
 
     def __call__(self, features):
         return super().__call__([{k: v for k, v in f.items() if k != "length"} for f in features])
-
-
-def _log(history: list[dict]) -> list[dict]:
-    """The Trainer's log in the store's words: lines with a loss, lines with an evaluation."""
-    lines, best = [], float("-inf")
-    for entry in history:
-        line = {"stage": "finetune", "step": entry["step"]}
-        if "loss" in entry:
-            lines.append({**line, "loss": entry["loss"]})
-        elif "eval_score" in entry:
-            values = {
-                f"val_{name}": entry[f"eval_{name}"]
-                for name in ("loss", "macro_f1", "auc", "score")
-                if f"eval_{name}" in entry
-            }
-            lines.append({**line, **values, "best": entry["eval_score"] > best})
-            best = max(best, entry["eval_score"])
-    return lines
-
-
-def _check_finite(log: list[dict]) -> None:
-    for i, line in enumerate(log):
-        if not np.isfinite(line.get("loss", 0.0)):
-            raise DivergedError("finetune", line["step"], log[: i + 1])
