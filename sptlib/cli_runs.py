@@ -272,7 +272,7 @@ def runs_export(file, log, pretrainings, metrics_only, experiment, preset, seeds
             f"{n} trainings written to {file}{twice}, their checksum to {export.MANIFEST} beside"
         )
     else:
-        kinds = ("run", "pretraining") if pretrainings else ("run",)
+        kinds = ("run", "polar", *(("pretraining", "polar_base") if pretrainings else ()))
         pieces, left_out = export.gather(entries, lambda entry: _rows(entry, log, kinds))
         rows = [row for piece in pieces for row in piece]
         tables.write(file, tables.log(rows) if log else tables.runs(rows))

@@ -283,7 +283,8 @@ KINDS = {
 
 
 @cache
-def _adapter(kind: str) -> TypeAdapter:
+def adapter(kind: str) -> TypeAdapter:
+    """What reads and writes configurations of one of `KINDS`."""
     module, _, name = KINDS[kind].partition(":")
     return TypeAdapter(getattr(import_module(module), name))
 
@@ -294,7 +295,7 @@ def to_dict(spec: Run | Pretraining) -> dict[str, Any]:
         "kind": spec.kind,
         "schema": SCHEMA,
         "numerics": NUMERICS,
-        **_adapter(spec.kind).dump_python(spec, mode="json"),
+        **adapter(spec.kind).dump_python(spec, mode="json"),
     }
 
 
@@ -319,7 +320,7 @@ def from_dict(fields: dict[str, Any]) -> Run | Pretraining:
     if ours and isinstance(task, dict) and "name" in task:
         tasks.config_class(task["name"])  # a wrong name gets a suggestion instead of a union error
     try:
-        return _adapter(kind).validate_python(fields)
+        return adapter(kind).validate_python(fields)
     except ValidationError as error:
         raise explain(error) from error
 

@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sptlib import config, tasks
+from sptlib import config
 from sptlib.config import Pretraining, Run, digest, from_dict
 from sptlib.data import cache
 from sptlib.errors import SptError, StoreError
@@ -88,7 +88,7 @@ def is_current(entry: "Entry | Shipped") -> bool:
     today = (config.SCHEMA, config.NUMERICS)
     if (fields.get("schema"), fields.get("numerics")) != today:
         return False
-    return not isinstance(entry, Shipped) or entry.versions == versions()
+    return not isinstance(entry, Shipped) or entry.versions == versions(fields["kind"])
 
 
 def gather(
@@ -163,8 +163,17 @@ def _sums(manifest: Path) -> dict[str, str]:
     return found
 
 
-def versions() -> dict[str, int]:
-    """The versions of everything that data come from; results on other data are not shown."""
+def versions(kind: str = "run") -> dict[str, int | str]:
+    """The versions of everything that data come from; results on other data are not shown.
+
+    Args:
+        kind: of the training, see `sptlib.config.KINDS`.
+    """
+    if kind.startswith("polar"):
+        from sptlib.polar import config as polar
+        from sptlib.polar import generator
+
+        return {"polar": polar.VERSION, "posts": generator.fingerprint()}
     return {
         "listops": listops.VERSION,
         "pathfinder": pathfinder.VERSION,
@@ -188,8 +197,8 @@ def row(entry: "Entry | Shipped") -> dict:
         )
     return {
         "key": entry.key,
-        "data": tasks.fingerprint(entry.spec.task, entry.spec.seed),
-        "versions": versions(),
+        "data": entry.spec.data(),
+        "versions": versions(entry.spec.kind),
         "config": part(entry, "config"),
         "result": entry.result,
         "metrics": thinned(entry.metrics),

@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from pydantic import TypeAdapter
 
 from sptlib import export
-from sptlib.config import Run, to_dict
+from sptlib.config import KINDS, adapter, to_dict
 from sptlib.errors import ConfigError
 from sptlib.export import Shipped
 from sptlib.formats.base import writing
@@ -49,7 +48,7 @@ LOG = {"key": TEXT, "stage": TEXT, "step": WHOLE, "loss": REAL, "best": TRUTH}
 #: the order of a row's columns, by the first part of their name; results come after
 _ORDER = (
     "key", "kind", "schema", "numerics", "seed",
-    "task", "model", "pretrain", "transfer", "freeze", "finetune",
+    "task", "model", "pretrain", "transfer", "freeze", "finetune", "base", "augment", "qlora",
 )  # fmt: skip
 
 SUFFIXES = (".csv", ".parquet")
@@ -81,9 +80,13 @@ def logged(entry: Entry | Shipped) -> list[dict[str, Any]]:
 
 
 @cache
-def field_types() -> dict[str, str]:
-    """pandas' type of every field of a Run, of any task, by dotted name."""
-    schema = TypeAdapter(Run).json_schema()
+def field_types(kind: str = "run") -> dict[str, str]:
+    """pandas' type of every field of a Run, of any task, by dotted name.
+
+    Args:
+        kind: of another one of `sptlib.config.KINDS`.
+    """
+    schema = adapter(kind).json_schema()
     found = {"key": TEXT, "kind": TEXT, "schema": WHOLE, "numerics": WHOLE}
 
     def walk(name: str, node: dict) -> None:
@@ -102,7 +105,9 @@ def field_types() -> dict[str, str]:
 
 def runs(rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
     """The table of what `flat` gave; without rows, with the columns of a Run of any task."""
-    types = field_types() | RESULT | ENVIRONMENT
+    other = {row.get("kind") for row in rows} & set(KINDS) - {"run", "pretraining"}
+    types = {k: v for kind in sorted(other) for k, v in field_types(kind).items()}
+    types |= field_types() | RESULT | ENVIRONMENT
     names = dict.fromkeys(name for row in rows for name in row) if rows else types
     # "pretrain" itself is a value only where there is no pretraining, whose fields are then empty
     names = [n for n in names if n in types or not any(t.startswith(f"{n}.") for t in types)]
