@@ -11,6 +11,7 @@ from sptlib import cli_options as options
 from sptlib.cli_claims import claims
 from sptlib.cli_cost import cost
 from sptlib.cli_data import data
+from sptlib.cli_polar import polar
 from sptlib.cli_runs import runs
 from sptlib.cli_sweep import sweep
 from sptlib.cli_train import train
@@ -87,7 +88,7 @@ def run(notebooks, given, preset, seeds, store, if_changed) -> None:
         click.echo(f"{done} ({time.monotonic() - started:.0f} s)")
 
 
-for command in (train, sweep, data, runs, claims, cost):
+for command in (train, sweep, data, runs, claims, cost, polar):
     main.add_command(command)
 
 

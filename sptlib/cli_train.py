@@ -100,7 +100,7 @@ def train(
             wanted[name] = tuple(g for g in groups.split(",") if g)
     if launcher.left_alone():
         click.echo(f"sptlib: {launcher.left_alone()}", err=True)
-    with stopping() as stop, _one_voice(ctx, stop), _Bar() as bar:
+    with stopping() as stop, one_voice(ctx, stop), Bar() as bar:
         where = Where(
             device,
             threads,
@@ -126,7 +126,7 @@ def _run(preset, task, wanted, precision, changes):
     run = override(presets.get(preset, task), wanted)
     stages = [s for s in ("pretrain", "finetune") if getattr(run, s) is not None]
     given = {f"{stage}.precision": precision for stage in stages if precision is not None}
-    return override(run, given | dict(_assignment(change) for change in changes))
+    return override(run, given | dict(assignment(change) for change in changes))
 
 
 def _report(entry) -> None:
@@ -142,7 +142,7 @@ def _report(entry) -> None:
 
 
 @contextmanager
-def _one_voice(ctx: click.Context, stop) -> Iterator[None]:
+def one_voice(ctx: click.Context, stop) -> Iterator[None]:
     """What several processes have in common is said once; a signal gives its exit code."""
     from sptlib import processes
 
@@ -171,13 +171,13 @@ def _say(error: Exception) -> None:
         processes.spoken(error)
 
 
-class _Bar:
+class Bar:
     """One progress bar per stage on stderr."""
 
     def __init__(self):
         self.bar, self.stage = None, ""
 
-    def __enter__(self) -> "_Bar":
+    def __enter__(self) -> "Bar":
         return self
 
     def __exit__(self, *error: object) -> None:  # so that an error starts on a line of its own
@@ -198,7 +198,7 @@ class _Bar:
         self.bar.update(step - self.bar.n)
 
 
-def _assignment(text: str) -> tuple[str, object]:
+def assignment(text: str) -> tuple[str, object]:
     name, equals, value = text.partition("=")
     if not equals:
         raise ConfigError(f"--set takes FIELD=VALUE, found {text!r}")

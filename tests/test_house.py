@@ -206,7 +206,7 @@ def check_sptlib(words: list[str]) -> None:
     if name == "sweep":
         experiments.get(given["experiment"])
     if name == "train":
-        fields = dict(cli_train._assignment(change) for change in given["changes"])
+        fields = dict(cli_train.assignment(change) for change in given["changes"])
         override(presets.get(given["preset"], given["task"]), fields)
     if name == "run":
         values = {key: cli_options.read_value(value) for key, value in given["given"]}

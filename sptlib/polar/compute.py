@@ -1,5 +1,6 @@
 """From a configuration to its numbers: self-pretraining, QLoRA, and scores on all test copies."""
 
+import json
 import tempfile
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -7,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from peft import get_peft_model_state_dict
+import torch
+from peft import PeftModel, get_peft_model_state_dict
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast
 
@@ -19,6 +21,8 @@ from sptlib.polar.watch import How
 
 #: whose versions are recorded beside a result
 PACKAGES = ("transformers", "tokenizers", "peft", "bitsandbytes", "accelerate", "datasets")
+#: name of the adapters' configuration among the stored weights
+CONFIGURATION = "adapter_config.json"
 #: how the test posts are written: as they are, and as each kind of copy
 FORMS = ("clean", *augment.KINDS)
 
@@ -100,35 +104,36 @@ def pretrain(spec: PolarBase, how: How) -> Done:
     return Done(done.log, result, base.packed(model, tokenizer), done.seconds, spec.base)
 
 
-def prepare(
-    run: PolarRun, stored: dict[str, Tensor] | None, folder: Path, allow_pickle: bool = False
-) -> Prepared:
+def prepare(run: PolarRun, stored: dict[str, Tensor] | None, folder: Path) -> Prepared:
     """Posts, copies and base model of a run.
 
     Args:
         run: the configuration.
         stored: the self-pretrained base; None for a base of another kind.
         folder: where a small base is written, as Hugging Face lays models out.
-        allow_pickle: as in `sptlib.polar.base.opened`.
     """
     posts = data.load(run.task, run.seed)
     copies = augmented(run, posts)
-    if run.base.kind == "model":
-        start = base.opened(run.base.model, allow_pickle)
-    elif stored is not None:
-        start = base.save(*base.unpacked(stored, run.base), folder)
-    else:
-        tokenizer = base.train_tokenizer(copies.posts["text"].tolist(), run.base.vocab_size)
-        start = base.save(base.small(run.base, tokenizer, run.seed), tokenizer, folder)
+    start = started(run, copies, stored, folder)
     return Prepared(run, posts, copies, start, [*posts.notes])
 
 
-def adapted(
-    ready: Prepared, how: How, allow_pickle: bool = False
-) -> tuple[nn.Module, training.Outcome]:
+def started(
+    run: PolarRun, copies: augment.Augmented, stored: dict[str, Tensor] | None, folder: Path
+) -> base.Base:
+    """The base model of a run, as `prepare` says."""
+    if run.base.kind == "model":
+        return base.opened(run.base.model, run.base.allow_pickle)
+    if stored is not None:
+        return base.save(*base.unpacked(stored, run.base), folder)
+    tokenizer = base.train_tokenizer(copies.posts["text"].tolist(), run.base.vocab_size)
+    return base.save(base.small(run.base, tokenizer, run.seed), tokenizer, folder)
+
+
+def adapted(ready: Prepared, how: How) -> tuple[nn.Module, training.Outcome]:
     """The finetuned model of a run, and how its training went."""
     run, asked = ready.run, subtask(ready.run.task.subtask)
-    model = qlora.loaded(ready.base, run.qlora, asked, how.device, allow_pickle)
+    model = qlora.loaded(ready.base, run.qlora, asked, how.device, run.base.allow_pickle)
     model, notes = qlora.with_adapters(model, run.qlora, run.seed)
     learn, judge = ready.augmented.posts, ready.posts.val
     outcome = training.train(
@@ -154,9 +159,18 @@ def finetune(run: PolarRun, stored: dict[str, Tensor] | None, how: How) -> Done:
             run.qlora.max_length,
             run.seed,
         )
-        weights = {k: v.float() for k, v in get_peft_model_state_dict(model).items()}
+        weights = packed(model)
     result["notes"] = ready.notes
     return Done(outcome.log, result, weights, outcome.seconds, run.qlora)
+
+
+def packed(model: PeftModel) -> dict[str, Tensor]:
+    """Adapters and head, and the adapters' configuration as bytes, for the run store."""
+    weights = {k: v.float() for k, v in get_peft_model_state_dict(model).items()}
+    about = {**model.peft_config["default"].to_dict(), "inference_mode": True}
+    plain = {k: sorted(v) if isinstance(v, set) else v for k, v in about.items()}
+    content = bytearray(json.dumps(plain, default=str, indent=1).encode())
+    return {**weights, CONFIGURATION: torch.frombuffer(content, dtype=torch.uint8)}
 
 
 def summary(ready: Prepared, outcome: training.Outcome) -> dict:

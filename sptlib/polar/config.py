@@ -67,6 +67,7 @@ class BaseConfig:
         kind: "spt" (small, self-pretrained here on the unlabelled training posts), "random" (the
             same, as it was before its pretraining) or "model" (one from Hugging Face).
         model: of kind "model": a folder, or a name on the Hub.
+        allow_pickle: take a model whose weights are only there as pickle, which can run any code.
         architecture: of the small one: "llama" (rotary positions) or "opt" (learned positions,
             which are added to the embeddings).
         vocab_size: symbols of the tokenizer that is trained on the training posts.
@@ -82,6 +83,7 @@ class BaseConfig:
 
     kind: Literal["spt", "random", "model"] = "spt"
     model: str = ""
+    allow_pickle: bool = False
     architecture: Literal["llama", "opt"] = "llama"
     vocab_size: PositiveInt = 1500
     width: PositiveInt = 64

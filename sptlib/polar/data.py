@@ -8,7 +8,8 @@ quoted fields with line breaks.
 
 import hashlib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -20,19 +21,33 @@ from sptlib.errors import ConfigError, DataError, unknown
 from sptlib.places import data_home
 from sptlib.polar import generator as synthetic
 from sptlib.polar.config import PolarTask
+from sptlib.polar.files import content, read_file
 from sptlib.polar.labels import LABELS, LANGUAGES, SUBTASKS, Subtask, subtask
 from sptlib.seeding import generator
 
 SPLITS = ("train", "dev", "test")
 #: environment variable that names the folder of the posts
 VARIABLE = "SPTLIB_POLAR"
-_YES_NO = {"0": 0, "1": 1, "0.0": 0, "1.0": 1}
 
 
 def home() -> Path:
     """``$SPTLIB_POLAR``, else ``polar`` among the data (`sptlib.places.data_home`)."""
     named = os.environ.get(VARIABLE, "").strip()
     return Path(named).expanduser() if named else data_home() / "polar"
+
+
+@contextmanager
+def at(folder: str | Path) -> Iterator[None]:
+    """Within the block, also in processes that are started there, this folder is `home`."""
+    before = os.environ.get(VARIABLE)
+    os.environ[VARIABLE] = str(folder)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[VARIABLE]
+        else:
+            os.environ[VARIABLE] = before
 
 
 @dataclass(frozen=True)
@@ -87,7 +102,8 @@ def read(
         number: of the subtask.
         languages: codes; empty = all that the folder has.
         labelled: leave out languages without this subtask's labels, with a note; posts without are
-            refused then.
+            refused then. False = posts to predict: labels may be empty, and languages without the
+            columns are left out if others have them.
 
     Raises:
         DataError: naming file and line or byte, for whatever is not as it should be.
@@ -103,7 +119,7 @@ def read(
     for name in languages:
         if name not in files:
             raise unknown(f"language of {place}", name, files)
-    asked, tables, notes = subtask(number), [], []
+    asked, tables, notes, bare = subtask(number), [], [], []
     for name in languages or files:
         table = read_file(files[name], name)
         missing = [label for label in asked.labels if label not in table]
@@ -122,8 +138,16 @@ def read(
             continue
         if labelled:
             _all_labelled(files[name], table, asked)
-        tables.append(table)
-    if not tables:
+        (bare if missing else tables).append(table)
+    if tables:
+        notes += [
+            f"{t['lang'].iloc[0]} ({LANGUAGES[t['lang'].iloc[0]]}) has no {asked.name} labels: "
+            f"left out of subtask {number}"
+            for t in bare
+        ]
+    elif bare:
+        tables = bare
+    else:
         raise DataError(place, f"no language has labels for subtask {number} ({asked.name})")
     columns = ["id", "lang", "text", *LABELS]
     return Posts(pd.concat(tables, ignore_index=True)[columns], tuple(notes))
@@ -134,92 +158,6 @@ def _all_labelled(path: Path, table: pd.DataFrame, asked: Subtask) -> None:
     if some.any():
         row = table.loc[some.idxmax(), "id"]
         raise DataError(path, f"the post {row!r} has no {asked.name} label, others have")
-
-
-def read_file(path: Path, language: str) -> pd.DataFrame:
-    """One file: ``id``, ``lang``, ``text`` and the label columns that it has.
-
-    Raises:
-        DataError: if it is no UTF-8, lacks a column, has a label other than 0, 1 or empty, a row of
-            another length, an empty text, or an id twice.
-    """
-    raw = _bytes(path)
-    try:
-        text = raw.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise DataError(
-            path,
-            f"{error.object[error.start]:#04x} is not UTF-8 text; is the file Latin-1? "
-            "Convert it, e.g. with `iconv -f latin1 -t utf-8`",
-            line=raw[: error.start].count(b"\n") + 1,
-            byte=error.start,
-        ) from error
-    header, *rows = _records(path, text)
-    names = [name.strip() for name in header[1]]
-    for wanted in ("id", "text"):
-        if wanted not in names:
-            raise DataError(path, f"the column {wanted!r} is missing; found {names}", line=1)
-    known = [label for label in LABELS if label in names]
-    if len(set(names)) < len(names):
-        raise DataError(path, f"a column is there twice: {names}", line=1)
-    ids: dict[str, int] = {}
-    out: dict[str, list] = {name: [] for name in ("id", "text", *known)}
-    for line, cells in rows:
-        if len(cells) != len(names):
-            raise DataError(path, f"{len(names)} fields expected, found {len(cells)}", line=line)
-        row = dict(zip(names, cells, strict=True))
-        if not row["text"].strip():
-            raise DataError(path, f"the text of {row['id']!r} is empty", line=line)
-        if ids.setdefault(row["id"], line) != line:
-            raise DataError(
-                path, f"the id {row['id']!r} is that of line {ids[row['id']]}, too", line=line
-            )
-        for label in known:
-            value = row[label].strip()
-            if value and value not in _YES_NO:
-                raise DataError(path, f"{label} is 0 or 1, found {value!r}", line=line)
-            out[label].append(_YES_NO[value] if value else pd.NA)
-        out["id"].append(row["id"])
-        out["text"].append(row["text"])
-    if not out["id"]:
-        raise DataError(path, "there is no post in it")
-    table = pd.DataFrame({"id": out["id"], "lang": language, "text": out["text"]})
-    for label in known:
-        table[label] = pd.array(out[label], dtype="Int8")
-    return table
-
-
-def _bytes(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise DataError(path, f"cannot be read ({error.strerror or error})") from error
-
-
-def _records(path: Path, text: str) -> list[tuple[int, list[str]]]:
-    """The rows of a CSV file with the line that each begins at; fields may contain line breaks."""
-    import csv
-
-    before = csv.field_size_limit(max(len(text), csv.field_size_limit()))  # a whole post is one
-    found, line = [], 1
-    try:
-        reader = csv.reader(_lines(text), strict=True)
-        for cells in reader:
-            if cells:
-                found.append((line, cells))
-            line = reader.line_num + 1
-    except csv.Error as error:
-        raise DataError(path, f"no CSV ({error}); is a quote left open?", line=line) from error
-    finally:
-        csv.field_size_limit(before)
-    if not found:
-        raise DataError(path, "the file is empty")
-    return found
-
-
-def _lines(text: str) -> Iterable[str]:
-    """Lines that end in LF or CRLF; other separators of Unicode may be inside a post."""
-    return (line + "\n" for line in text.removesuffix("\n").split("\n"))
 
 
 def unique(table: pd.DataFrame) -> tuple[pd.DataFrame, int]:
@@ -357,9 +295,9 @@ def _fingerprint(folder: str) -> str:
         raise DataError(root, "there is no LANG.csv in it")
     digest = hashlib.sha256()
     for path in files:
-        content = _bytes(path)
-        digest.update(f"{path.relative_to(root)} {len(content)}\n".encode())
-        digest.update(content)
+        raw = content(path)
+        digest.update(f"{path.relative_to(root)} {len(raw)}\n".encode())
+        digest.update(raw)
     return digest.hexdigest()
 
 
