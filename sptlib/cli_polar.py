@@ -216,6 +216,8 @@ def _run(preset, subtask, base, languages, seed, changes, allow_pickle):
     from sptlib.config import override
     from sptlib.polar import data, presets
 
+    if Path(base).expanduser().is_dir():
+        base = str(Path(base).expanduser().resolve())  # so that `predict` finds it from elsewhere
     run = presets.get(preset, subtask, presets.known_base(base), files=True)
     wanted: dict = {"seed": seed, "task.languages": list(_codes(languages))}
     if allow_pickle:

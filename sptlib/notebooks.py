@@ -167,7 +167,8 @@ def _stamp(path: Path, given: dict[str, Any], store: str) -> str:
     package = Path(__file__).parent
     kinds = ("*.csv", "tuning/*.csv", "study/*")
     shipped = [file for kind in kinds for file in root().glob(f"data/{kind}")]
-    for file in (path, *sorted(package.rglob("*.py")), *sorted(shipped)):
+    code = [file for kind in ("*.py", "*.toml") for file in package.rglob(kind)]
+    for file in (path, *sorted(code), *sorted(shipped)):
         digest.update(file.read_bytes())
     return digest.hexdigest()
 

@@ -167,7 +167,8 @@ def finetune(run: PolarRun, stored: dict[str, Tensor] | None, how: How) -> Done:
 def packed(model: PeftModel) -> dict[str, Tensor]:
     """Adapters and head, and the adapters' configuration as bytes, for the run store."""
     weights = {k: v.float() for k, v in get_peft_model_state_dict(model).items()}
-    about = {**model.peft_config["default"].to_dict(), "inference_mode": True}
+    about = model.peft_config["default"].to_dict()
+    about |= {"inference_mode": True, "base_model_name_or_path": None}  # where it lay by chance
     plain = {k: sorted(v) if isinstance(v, set) else v for k, v in about.items()}
     content = bytearray(json.dumps(plain, default=str, indent=1).encode())
     return {**weights, CONFIGURATION: torch.frombuffer(content, dtype=torch.uint8)}
