@@ -76,6 +76,8 @@ def sweep(
     if tune and tasks:
         raise ConfigError("--tune searches the rates of all tasks; leave --tasks out")
     if minutes is not None:
+        if module.NAME not in experiments.OF_RUNS:
+            raise ConfigError(f"--minutes cannot plan {module.NAME}, whose models are no Runs")
         options.apart(
             "--minutes",
             {

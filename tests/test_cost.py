@@ -23,7 +23,7 @@ from sptlib.cost.flops import Inputs
 from sptlib.cost.workload import Lengths
 from sptlib.errors import ConfigError
 from sptlib.execute import compute
-from sptlib.experiments import EXPERIMENTS
+from sptlib.experiments import OF_RUNS
 from sptlib.experiments.base import Case
 
 # --- workloads -------------------------------------------------------------------------------
@@ -188,7 +188,7 @@ def distinct(cases: cost.Cases) -> set[str]:
 @pytest.mark.parametrize("preset", presets.PRESETS)
 def test_every_preset_and_device_has_a_table(preset, paced):
     everything = cost.plan([], preset, 2)
-    assert [*everything] == [*EXPERIMENTS]
+    assert [*everything] == [*OF_RUNS]
     for device in (*GPUS, "cpu", "this"):
         for cases in (everything, *({name: some} for name, some in everything.items())):
             table = cost.estimate(cases, device=device)

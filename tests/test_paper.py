@@ -155,7 +155,7 @@ def test_the_page_names_every_ablation():
 @cache
 def cases() -> dict[str, list]:
     """The cases of every experiment at the preset, one seed."""
-    return {name: m.cases("paper", 1) for name, m in experiments.EXPERIMENTS.items()}
+    return {name: m.cases("paper", 1) for name, m in experiments.OF_RUNS.items()}
 
 
 @pytest.mark.parametrize("name", ABLATIONS)

@@ -101,10 +101,14 @@ def plan(names: Iterable[str], preset: str, seeds: int = 0) -> Cases:
     """The cases of experiments by name; no name = of all.
 
     Raises:
-        ConfigError: for an unknown experiment or preset, with a suggestion.
+        ConfigError: for an unknown experiment or preset, with a suggestion, and for an experiment
+            with the other system, whose models are not counted.
     """
     presets.check(preset)
-    wanted = [*names] or [*experiments.EXPERIMENTS]
+    wanted = [*names] or [*experiments.OF_RUNS]
+    for name in wanted:
+        if name in experiments.EXPERIMENTS and name not in experiments.OF_RUNS:
+            raise ConfigError(f"{name} trains Hugging Face models, whose cost is not counted here")
     return {name: experiments.get(name).cases(preset, seeds) for name in dict.fromkeys(wanted)}
 
 

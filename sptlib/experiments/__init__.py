@@ -40,6 +40,8 @@ EXPERIMENTS: dict[str, ModuleType] = {
     "dose": dose,
     "polarization": polarization,
 }
+#: those whose trainings are `sptlib.config.Run`; the others are another system's
+OF_RUNS = {name: module for name, module in EXPERIMENTS.items() if module is not polarization}
 
 
 def get(name: str) -> ModuleType:

@@ -32,7 +32,7 @@ def collect(module, store, **options) -> list[base.Result]:
 
 
 @pytest.mark.parametrize("preset", presets.PRESETS)
-@pytest.mark.parametrize("module", experiments.EXPERIMENTS.values())
+@pytest.mark.parametrize("module", experiments.OF_RUNS.values())
 def test_every_preset_builds_every_experiment(module, preset):
     cases = module.cases(preset)
     assert len({case.run for case in cases}) == len(cases), "two cases are the same Run"
@@ -56,17 +56,17 @@ def n_seeds(module) -> dict:
 
 def test_the_study_has_ten_seeds_where_trainings_are_quick_and_arms_are_few():
     ten = (synthetic, few_labels, attention, positions, theory, dose)
-    for module in experiments.EXPERIMENTS.values():
+    for module in experiments.OF_RUNS.values():
         assert set(n_seeds(module).values()) == {10 if module in ten else 5}, module.NAME
 
 
 def test_seeds_of_the_search_are_never_reported():
-    for module in experiments.EXPERIMENTS.values():
+    for module in experiments.OF_RUNS.values():
         reported = {case.run.seed for case in module.cases("study")}
         assert not reported & set(tuning.SEEDS)
 
 
-SEARCHED = [module for module in experiments.EXPERIMENTS.values() if hasattr(module, "TUNED_AT")]
+SEARCHED = [module for module in experiments.OF_RUNS.values() if hasattr(module, "TUNED_AT")]
 
 
 @pytest.mark.parametrize("module", SEARCHED)

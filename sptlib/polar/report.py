@@ -1,0 +1,104 @@
+"""What chapter 13 says about its results, computed from them."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+
+import pandas as pd
+
+from sptlib.analysis import stats
+from sptlib.analysis.stats import Interval
+from sptlib.experiments.polarization import FORMS, MANY, NO_COPIES, by_form, halved, part
+from sptlib.polar.config import AugmentConfig, PolarRun, QLoRAConfig
+from sptlib.polar.labels import LANGUAGES
+
+#: fields of the table of settings, in its order, and what they are called there
+_SHOWN = {
+    "compute_dtype": "4-bit weights are unpacked to",
+    "rank": "LoRA rank",
+    "alpha": "LoRA alpha",
+    "dropout": "LoRA dropout",
+    "lr": "rate (constant after warm-up)",
+    "warmup_ratio": "share of warm-up",
+    "batch_size": "batch",
+    "epochs": "epochs",
+    "steps": "steps (0: by epochs)",
+    "max_length": "tokens per post",
+    "eval_steps": "steps between evaluations (0: 500 or 1,000)",
+    "rate": "copies of each kind",
+}
+
+
+def settings(run: PolarRun) -> pd.DataFrame:
+    """The published settings beside those of a run."""
+    published = asdict(QLoRAConfig()) | asdict(AugmentConfig())
+    own = asdict(run.qlora) | asdict(run.augment)
+    rows = [
+        {"setting": title, "published": published[name], "this page": own[name]}
+        for name, title in _SHOWN.items()
+    ]
+    return pd.DataFrame(rows).set_index("setting").astype(str)
+
+
+def drops(rows: pd.DataFrame, bases: Sequence[str]) -> dict[str, Interval]:
+    """How much macro-F1 each form of the test posts costs, by base and copies.
+
+    Args:
+        rows: of `sptlib.experiments.polarization.table`, of one subtask.
+        bases: in their order.
+
+    Returns:
+        Intervals of clean − form over seeds by ``"BASE, COPIES: clean − FORM"``.
+    """
+    forms = by_form(rows, FORMS[1:])
+    return {
+        f"{base}, {copies}: clean − {form}": stats.interval(some["drop"].to_numpy())
+        for base in bases
+        for copies in dict.fromkeys(rows["copies"])
+        for form in FORMS[1:]
+        if len(some := part(forms, base=base, copies=copies, form=form))
+    }
+
+
+def halves(rows: pd.DataFrame, bases: Sequence[str], form: str = "homoglyph") -> list[str]:
+    """A sentence per base: whether copies bring the drop to half of what it was or less."""
+    lines = []
+    for base in bases:
+        some = part(rows, base=base)
+        if not {NO_COPIES, MANY} <= set(some["copies"]):
+            continue
+        found = halved(some, form)
+        without = stats.interval(part(by_form(some, [form]), copies=NO_COPIES)["drop"].to_numpy())
+        verdict = {True: "at most half", False: "more than half"}.get(
+            found.high < 0 if found.excludes(0) else None, "not told apart from half"
+        )
+        text = found.text(100, 1, "points")
+        lines.append(
+            f"{base} base: {form} costs {without.text(100, 1, 'points')} without copies; with "
+            f"{MANY} the drop is {verdict} of that (drop with − half of the drop without: {text})"
+        )
+    return lines
+
+
+def comparisons(
+    rows: pd.DataFrame, pairs: Sequence[tuple[str, str]], value: str = "macro_f1_clean"
+) -> dict[str, Interval]:
+    """Paired differences a − b of arms over the seeds that both have, by subtask."""
+    return {
+        f"subtask {number}: {a} − {b}": stats.paired(stats.common(some, a, b), value, a, b)
+        for number, some in (rows.groupby("subtask", sort=False) if len(rows) else ())
+        for a, b in pairs
+        if {a, b} <= set(some["arm"])
+    }
+
+
+def language_table(rows: pd.DataFrame) -> pd.DataFrame:
+    """Mean macro-F1 over seeds: a row per language, a column per subtask, and their means.
+
+    Args:
+        rows: of `sptlib.experiments.polarization.by_language`.
+    """
+    means = rows.groupby(["language", "subtask"])["macro_f1"].mean().unstack()
+    means.columns = [f"subtask {n}" for n in means.columns]
+    means.loc["average"] = means.mean()
+    means.insert(0, "name", [LANGUAGES.get(code, "") for code in means.index])
+    return means.map(lambda v: v if isinstance(v, str) else "–" if pd.isna(v) else f"{v:.3f}")
