@@ -29,8 +29,8 @@ N_SEEDS = {"smoke": 1, "classroom": 3, "study": 5, "paper": 3}
 FORMS = ("clean", *KINDS)
 NO_COPIES = "no copies"
 #: rates of copies: none, the published one, and the one that so few posts need
-RATES = {NO_COPIES: 0.0, "copies of 5 %": RATE, "copies of 25 %": presets.RATE}
-MANY = "copies of 25 %"
+FEW, MANY = "copies of 5 %", "copies of 25 %"
+RATES = {NO_COPIES: 0.0, FEW: RATE, MANY: presets.RATE}
 SYNTHETIC, FILES = "synthetic posts", "posts from files"
 POSTS = {"synthetic": SYNTHETIC, "files": FILES}
 SELF, RANDOM = "self-pretrained", "random"
@@ -73,8 +73,7 @@ def _arms(preset: str, source: str, number: int, base_model: str) -> list[tuple[
     """Which bases with which copies; subtasks 2 and 3 have the best of subtask 1."""
     if base_model or preset == "paper":
         own = base_model or "the preset's"
-        plain = "copies of 5 %"
-        return [(own, plain)] if number > 1 else [(own, NO_COPIES), (own, plain)]
+        return [(own, FEW)] if number > 1 else [(own, NO_COPIES), (own, FEW)]
     full = preset == "study"
     if number > 1:
         return [(SELF, MANY), (RANDOM, MANY)] if full else [(SELF, MANY)]

@@ -7,7 +7,18 @@ import pandas as pd
 
 from sptlib.analysis import stats
 from sptlib.analysis.stats import Interval
-from sptlib.experiments.polarization import FORMS, MANY, NO_COPIES, by_form, halved, part
+from sptlib.experiments.polarization import (
+    FEW,
+    FORMS,
+    LEARNED,
+    MANY,
+    NO_COPIES,
+    RANDOM,
+    SELF,
+    by_form,
+    halved,
+    part,
+)
 from sptlib.polar.config import AugmentConfig, PolarRun, QLoRAConfig
 from sptlib.polar.labels import LANGUAGES
 
@@ -102,3 +113,36 @@ def language_table(rows: pd.DataFrame) -> pd.DataFrame:
     means.loc["average"] = means.mean()
     means.insert(0, "name", [LANGUAGES.get(code, "") for code in means.index])
     return means.map(lambda v: v if isinstance(v, str) else "–" if pd.isna(v) else f"{v:.3f}")
+
+
+def verdicts(rows: pd.DataFrame) -> list[str]:
+    """The chapter's answers, from the study: one sentence per question.
+
+    Args:
+        rows: of `sptlib.experiments.polarization.table`, of the study.
+    """
+    one = part(rows, subtask=1)
+    own = part(one, base=SELF)
+    lost = drops(part(own, copies=NO_COPIES), [SELF])
+    worst = max(lost, key=lambda name: lost[name].mean)
+    lines = [f"The most expensive disguise is {worst.split('− ')[1]}: "
+             f"{lost[worst].text(100, 1, 'points')}"]  # fmt: skip
+    for form in ("homoglyph", "upper"):
+        found = halved(own, form)
+        answer = "yes" if found.high < 0 else "no" if found.low > 0 else "open"
+        lines.append(f"{MANY.capitalize()} at least halve what {form} costs: **{answer}**")
+    few = halved(own, "homoglyph", with_=FEW)
+    answer = "yes" if few.high < 0 else "no" if few.low > 0 else "open"
+    lines.append(f"The published rate of 5 % does, of so few posts: **{answer}**")
+    pairs = {
+        "rotary": (f"{SELF}, {MANY}", f"{RANDOM}, {MANY}"),
+        "learned": (f"{SELF}, {LEARNED}, {MANY}", f"{RANDOM}, {LEARNED}, {MANY}"),
+    }
+    for kind, (a, b) in pairs.items():
+        gain = stats.paired(stats.common(one, a, b), "macro_f1_clean", a, b)
+        answer = gain.answer()
+        lines.append(
+            f"Self-pretraining helps detection with {kind} positions: **{answer}** "
+            f"({gain.text(100, 1, 'points')})"
+        )
+    return lines
