@@ -129,10 +129,11 @@ def augment(folder, out, rate, kinds, joiners, subtask, languages, seed) -> None
         click.echo(note)
     for sentence in made.sentences():
         click.echo(sentence)
-    caseless = forms.unchanged_by_language(once, "upper")
-    caseless = caseless[caseless == 1].index.tolist()
+    caseless = forms.caseless(once)
     if caseless and {"lower", "upper"} & set(chosen):
-        click.echo(f"scripts without case, which lower and upper leave alone: {caseless}")
+        click.echo(
+            f"scripts without case, which lower and upper leave alone: {', '.join(caseless)}"
+        )
     click.echo(f"{len(made.posts)} posts, {len(once)} of them original, in {place / 'train'}")
 
 

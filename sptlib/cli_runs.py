@@ -240,8 +240,11 @@ def _leave(faults: list[str]) -> None:
 @experiment
 @options.preset
 @options.seeds
+@options.tasks
 @options.store
-def runs_export(file, log, pretrainings, metrics_only, experiment, preset, seeds, store) -> None:
+def runs_export(
+    file, log, pretrainings, metrics_only, experiment, preset, seeds, names, store
+) -> None:
     """Write results to FILE.csv or FILE.parquet: a row per Run, a typed column per field.
 
     With --metrics-only, what another file of the folder has already is not written twice.
@@ -249,6 +252,7 @@ def runs_export(file, log, pretrainings, metrics_only, experiment, preset, seeds
     What is damaged is left out, said, and makes the exit code 1; everything else is written.
     """
     from sptlib import experiments, export, tables
+    from sptlib.cli_sweep import cases_of
     from sptlib.experiments import base
 
     if metrics_only and (log or not file.name.endswith((".jsonl", ".jsonl.gz"))):
@@ -258,12 +262,16 @@ def runs_export(file, log, pretrainings, metrics_only, experiment, preset, seeds
     if not metrics_only:
         tables.check(file)
     place = export.opened(store)
-    if experiment is None and seeds:
-        raise ConfigError("--seeds chooses Runs of an experiment; name it by --experiment")
+    if experiment is None and (seeds or names):
+        raise ConfigError(
+            "--seeds and --tasks choose Runs of an experiment; name it by --experiment"
+        )
     if experiment is None:
         entries = list(place.entries())
     else:
-        entries = base.stored(experiments.get(experiment).cases(preset, seeds or 0), place)
+        tasks = () if names is None else options.read_names(names)
+        cases = cases_of(experiments.get(experiment), preset, seeds or 0, tasks)
+        entries = base.stored(cases, place)
     if metrics_only:
         rows, left_out = export.gather(entries, export.row)
         n = export.write_rows(file, new := export.not_beside(file, rows))

@@ -100,7 +100,7 @@ def sweep(
         "recompute": recompute,
     }
     plan, seeds = None, seeds or (0 if minutes is None else 1)
-    build = partial(_cases, module, preset, seeds, tasks)
+    build = partial(cases_of, module, preset, seeds, tasks)
     if minutes is not None:
         question = (module.NAME, preset, seeds, tasks, minutes)
         plan, how["deadline"] = _plan(question, build, device, place, dry_run)
@@ -142,7 +142,7 @@ def sweep(
         _publish(cases, place, module, preset)
 
 
-def _cases(module, preset: str, seeds: int, tasks: tuple[str, ...]) -> list:
+def cases_of(module, preset: str, seeds: int, tasks: tuple[str, ...]) -> list:
     """The cases of an experiment, all or those of some tasks, each once."""
     takes = inspect.signature(module.cases).parameters
     if not tasks:

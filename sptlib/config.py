@@ -34,6 +34,7 @@ LATER: dict[str, Any] = {
     "finetune.watch": 0,
     "model.proximity_bias": 0.0,
     "transfer_share": 1.0,
+    "base.allow_pickle": False,
 }
 
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]

@@ -214,6 +214,20 @@ def unchanged_by_language(posts: pd.DataFrame, kind: str, seed: int = 0) -> pd.S
     return pd.Series(same, index=posts.index).groupby(posts["lang"]).mean()
 
 
+def caseless(posts: pd.DataFrame) -> list[str]:
+    """Languages most of whose letters have no case, so that lower and upper leave the text alone.
+
+    Args:
+        posts: with columns ``lang`` and ``text``.
+    """
+    found = []
+    for language, texts in posts.groupby("lang")["text"]:
+        letters = [c for text in texts for c in text if c.isalpha()]
+        if sum(c.lower() != c.upper() for c in letters) < len(letters) / 2:
+            found.append(str(language))
+    return found
+
+
 def examples(posts: pd.DataFrame, ids: Iterable[str], seed: int = 0) -> pd.DataFrame:
     """Posts beside their copies: a row per post, a column per kind.
 

@@ -135,6 +135,7 @@ def test_the_seed_decides_and_nothing_else(posts):
 def test_scripts_without_case_are_said(posts):
     share = augment.unchanged_by_language(posts, "upper")
     assert share["zho"] > 0.5 > share["eng"]
+    assert augment.caseless(posts) == ["zho"]
     assert any("came out unchanged" in line for line in augment.augment(posts, 0).sentences())
 
 
