@@ -1,4 +1,4 @@
-"""The second system: copies of posts, and a QLoRA step against LoRA on a base that is not in 4 bits.
+"""The second system: copies of posts, and a QLoRA step against one of plain LoRA.
 
 One thread; the contestants alternate, medians and their ratio are printed. Run it with `make
 bench`, on a machine that does nothing else.
