@@ -54,10 +54,11 @@ def make(folder, n_train, n_dev, languages, seed) -> None:
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise ConfigError(f"{folder} is there already and not an empty folder; name another one")
     names = _codes(languages) or generator.languages()
+    made = [generator.splits(name, {"dev": n_dev, "train": n_train}, seed) for name in names]
     n = 0
-    for split, many in (("train", n_train), ("dev", n_dev)):
-        pieces = [generator.generate(name, split, many, seed) for name in names]
-        n += len(data.write(pd.concat(pieces, ignore_index=True), folder, split))
+    for split in ("train", "dev"):
+        posts = pd.concat([one[split] for one in made], ignore_index=True)
+        n += len(data.write(posts, folder, split))
     click.echo(f"{n} files of {len(names)} languages in {folder}")
 
 
@@ -315,7 +316,7 @@ def _codes(text: str) -> tuple[str, ...]:
     from sptlib.errors import unknown
     from sptlib.polar.labels import LANGUAGES
 
-    names = _words(text, "--languages")
+    names = tuple(dict.fromkeys(_words(text, "--languages")))
     for name in names:
         if name not in LANGUAGES:
             raise unknown("language", name, LANGUAGES)

@@ -4,9 +4,9 @@ Macko et al. (2026) add to the training posts such copies of a share of them, so
 not fall for the disguise. The labels stay.
 """
 
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 
 import pandas as pd
 import torch
@@ -21,9 +21,35 @@ RATE = 0.05
 CHARACTERS = 0.05
 JOINER = "\u200d"
 
-_URL = re.compile(r"(?:https?://|www\.)[^\s<>\"]*[^\s<>\".,;:!?)\]}'»”]", re.IGNORECASE)
-_EMAIL = re.compile(r"(?<![\w@.%+-])[\w.%+-]+@(?:[\w-]+\.)+[^\W\d_]{2,}")
-_MENTION = re.compile(r"(?<![\w@])@\w+(?:@(?:[\w-]+\.)+[^\W\d_]{2,})?")
+_SPACELESS = r"\p{Han}\p{Hiragana}\p{Katakana}\p{Khmer}\p{Myanmar}\p{Thai}\p{Lao}"
+#: letters, marks and digits of scripts that have spaces between words
+_WORD = rf"[[\p{{L}}\p{{M}}\p{{N}}_]--[{_SPACELESS}]]"
+_ADDRESS = rf"(?:{_WORD}|[-.~:/?#@!$&'*+,;=%])"
+_PAIR = rf"\({_ADDRESS}*\)"
+_DOMAIN = rf"(?:(?:{_WORD}|-)+\.)+(?=\p{{L}}){_WORD}{{2,}}"
+_NAME = rf"(?:{_WORD}|[\u200c\u200d])+(?:@{_DOMAIN})?"
+_PATTERNS = {
+    # an address does not end in a punctuation mark; its brackets are pairs
+    "[URL]": rf"(?i:https?://|www\.)(?:{_ADDRESS}|{_PAIR})*(?:{_WORD}|[/#=&%+~]|{_PAIR})",
+    "[EMAIL]": rf"(?<!(?:{_WORD}|[.%+\-@]))(?:{_WORD}|[.%+\-])+@{_DOMAIN}",
+    "[USER]": rf"(?<!(?:{_WORD}|@))@(?:(?>{_NAME})(?![{_SPACELESS}])|"
+    r"[\p{L}\p{M}\p{N}_\-]{1,15}(?![\p{L}\p{M}\p{N}_])|"
+    rf"{_NAME})",
+}
+
+
+@cache
+def _patterns() -> dict:
+    """The patterns of what is replaced, in the order in which they are."""
+    try:
+        import regex
+    except ImportError as error:
+        raise ConfigError(
+            "anonymising needs the package regex: pip install 'sptlib[llm]'"
+        ) from error
+    return {mark: regex.compile(text, regex.VERSION1) for mark, text in _PATTERNS.items()}
+
+
 #: where a number without country code is looked for
 REGIONS = {
     "amh": "ET", "arb": "EG", "ben": "BD", "deu": "DE", "eng": "US", "fas": "IR", "hau": "NG",
@@ -41,13 +67,23 @@ def anonymise(text: str, language: str = "") -> str:
     is what libphonenumber holds for a valid one, in the language's main country or with a country
     code; other numbers stay. A second time changes nothing.
 
+    In scripts without spaces between words an address ends where the script begins, and a name as
+    on Weibo: at a space or mark, at most 15 characters on.
+
     Args:
         text: of a post.
         language: its code; "" = only numbers with a country code.
     """
-    text = _URL.sub("[URL]", text)
-    text = _EMAIL.sub("[EMAIL]", text)
-    text = _MENTION.sub("[USER]", text)
+    while True:  # a number that is gone may have stood before an "@"
+        before = text
+        for mark, pattern in _patterns().items():
+            text = pattern.sub(mark, text)
+        text = _without_numbers(text, language)
+        if text == before:
+            return text
+
+
+def _without_numbers(text: str, language: str) -> str:
     if sum(c.isdigit() for c in text) < 5:  # no such number, and looking for one takes time
         return text
     try:
@@ -85,7 +121,7 @@ def homoglyph(
 
     Args:
         text: of a post.
-        draw: of random numbers, two for each character, whatever the rates.
+        draw: of random numbers, three for each character, whatever the rates.
         rate: probability that a letter is replaced by one of its homoglyphs.
         joiner_rate: probability that a zero-width joiner (U+200D) follows a character; 0 = none.
     """

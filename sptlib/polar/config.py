@@ -246,10 +246,15 @@ class PolarRun:
 
     @property
     def pretraining(self) -> PolarBase | None:
-        """The self-pretrained base: of the posts and copies, whatever is asked about them."""
+        """The self-pretrained base, of the training posts and their copies.
+
+        It does not depend on what is asked, unless what is held out does.
+        """
         if self.base.kind != "spt":
             return None
-        task = dataclasses.replace(self.task, subtask=1)
+        task = self.task
+        if task.source == "synthetic":
+            task = dataclasses.replace(task, subtask=1)
         return PolarBase(task=task, base=self.base, augment=self.augment, seed=self.seed)
 
     def data(self) -> str:
@@ -269,7 +274,7 @@ def _fingerprint(task: PolarTask, seed: int, model: str = "") -> str:
     posts = generator.fingerprint() if task.source == "synthetic" else data.fingerprint()
     text = f"polar {VERSION} {posts} {seed if task.data_seed is None else task.data_seed}"
     for path in sorted(Path(model).expanduser().glob("*")) if model else ():
-        if path.suffix in (".safetensors", ".json", ".bin"):  # a folder may be filled anew
+        if path.is_file():  # a folder may be filled anew
             about = path.stat()
             text += f" {path.name} {about.st_size} {about.st_mtime_ns}"
     return hashlib.sha256(text.encode()).hexdigest()

@@ -20,6 +20,7 @@ import torch
 from sptlib.errors import ConfigError, DataError, unknown
 from sptlib.places import data_home
 from sptlib.polar import generator as synthetic
+from sptlib.polar.augment import KINDS
 from sptlib.polar.config import PolarTask
 from sptlib.polar.files import content, read_file
 from sptlib.polar.labels import LABELS, LANGUAGES, SUBTASKS, Subtask, subtask
@@ -48,6 +49,10 @@ def at(folder: str | Path) -> Iterator[None]:
             del os.environ[VARIABLE]
         else:
             os.environ[VARIABLE] = before
+
+
+class Unlabelled(DataError):  # noqa: N818 (nothing is wrong)
+    """A split without the labels of a subtask, which is no fault of a dev or test split."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +125,7 @@ def read(
         if name not in files:
             raise unknown(f"language of {place}", name, files)
     asked, tables, notes, bare = subtask(number), [], [], []
-    for name in languages or files:
+    for name in dict.fromkeys(languages or files):
         table = read_file(files[name], name)
         missing = [label for label in asked.labels if label not in table]
         for label in LABELS:  # one shape for all languages
@@ -148,7 +153,7 @@ def read(
     elif bare:
         tables = bare
     else:
-        raise DataError(place, f"no language has labels for subtask {number} ({asked.name})")
+        raise Unlabelled(place, f"no language has labels for subtask {number} ({asked.name})")
     columns = ["id", "lang", "text", *LABELS]
     return Posts(pd.concat(tables, ignore_index=True)[columns], tuple(notes))
 
@@ -190,7 +195,8 @@ def hold_out(
 
     Of subtask 1 at most ``most`` for each label of each language are held out, of the others at
     most ``most`` for each language (Macko et al. 2026); never more than a fifth of a group, which
-    matters for small sets and is an addition of this project.
+    matters for small sets and is an addition of this project. Copies, as `sptlib polar augment`
+    writes them, are never held out, and go where their post does not stay to learn from.
 
     Returns:
         To learn from, held out; each in the order of the table.
@@ -200,14 +206,25 @@ def hold_out(
     """
     by = ["lang", "polarization"] if number == 1 else ["lang"]
     chosen: list[int] = []
-    for name, rows in table.groupby(by, sort=True):
+    source = _sources(table)
+    for name, rows in table[source.isna()].groupby(by, sort=True):
         n = min(most, len(rows) // 5)
         order = torch.randperm(len(rows), generator=generator(seed, "held out", *map(str, name)))
         chosen += rows.index[order[:n].tolist()].tolist()
     if not chosen:
         raise DataError("train", f"{len(table)} posts are too few to hold out some for validation")
     held = table.index.isin(chosen)
-    return table[~held].reset_index(drop=True), table[held].reset_index(drop=True)
+    names = table["lang"] + " " + table["id"].astype(str)
+    learn = ~held & ~(table["lang"] + " " + source.fillna("")).isin(names[held]).to_numpy()
+    return table[learn].reset_index(drop=True), table[held].reset_index(drop=True)
+
+
+def _sources(table: pd.DataFrame) -> pd.Series:
+    """Of each copy the id of its post, if that is there, too; else missing."""
+    ids = table["id"].astype(str)
+    stems = ids.str.extract(rf"^(.+)_(?:{'|'.join(KINDS)})$")[0]
+    known = set(table["lang"] + " " + ids)
+    return stems.where((table["lang"] + " " + stems.fillna("")).isin(known))
 
 
 def load(task: PolarTask, seed: int) -> Data:
@@ -235,14 +252,13 @@ def load(task: PolarTask, seed: int) -> Data:
         names = [name for name in names if name not in synthetic.NO_MANIFESTATION]
         if not names:
             raise ConfigError("no language is left that has manifestation labels")
-    sizes = {"train": task.n_train, "val": task.n_val, "test": task.n_test}
-    made = {
-        split: pd.concat(
-            [synthetic.generate(name, split, n, seed) for name in names], ignore_index=True
-        )
-        for split, n in sizes.items()
-    }
-    return Data(made["train"], made["val"], made["test"], tuple(notes))
+    sizes = {"test": task.n_test, "val": task.n_val, "train": task.n_train}
+    made = [synthetic.splits(name, sizes, seed) for name in names]
+    train, val, test = (
+        pd.concat([one[split] for one in made], ignore_index=True)
+        for split in ("train", "val", "test")
+    )
+    return Data(train, val, test, tuple(notes))
 
 
 def from_folder(folder: Path, task: PolarTask, seed: int) -> Data:
@@ -256,34 +272,46 @@ def from_folder(folder: Path, task: PolarTask, seed: int) -> Data:
     notes = [*train.notes]
     if n_again:
         notes.append(f"{n_again} training posts were there twice")
+    test = _labelled(folder, task)
+    if test is not None:
+        notes += [note for note in test.notes if note not in notes]
+        here, there = set(once["lang"]), set(test.table["lang"])
+        for names, text in ((there - here, "no training"), (here - there, "no test")):
+            notes += [f"{name} ({LANGUAGES[name]}) has {text} posts" for name in sorted(names)]
+        rows = test.table[test.table["lang"].isin(here)].reset_index(drop=True)
+        if not len(rows):
+            raise DataError(folder, "train has none of the languages of the test posts")
+        seen = pd.MultiIndex.from_frame(rows[["lang", "text"]])
+        again = pd.MultiIndex.from_frame(once[["lang", "text"]]).isin(seen)
+        if again.any():
+            notes.append(f"{again.sum()} training posts are test posts, too, and were left out")
+            once = once[~again].reset_index(drop=True)
     learn, held = hold_out(once, task.subtask, task.held_out, seed)
-    test, why = None, []
+    if test is None:
+        notes.append("no labelled dev or test posts; the scores are those of the held-out ones")
+        return Data(learn, held, held, tuple(notes))
+    return Data(learn, held, rows, tuple(notes))
+
+
+def _labelled(folder: Path, task: PolarTask) -> Posts | None:
+    """The test posts, else the dev posts, of which some have labels."""
     for split in reversed(splits(folder, task.subtask)):
         if split == "train":
             continue
-        try:
-            test = read(folder, split, task.subtask, task.languages)
-        except DataError as error:
-            why.append(str(error))
+        there = {path.stem for path in (layout(folder, task.subtask) / split).glob("*.csv")}
+        wanted = tuple(name for name in task.languages if name in there)
+        if task.languages and not wanted:
             continue
-        break
-    if test is None:
-        notes.append(
-            "no labelled dev or test posts; the scores are those of the held-out ones"
-            + f" ({why[-1]})" * bool(why)
-        )
-        return Data(learn, held, held, tuple(notes))
-    return Data(learn, held, test.table, tuple(dict.fromkeys([*notes, *test.notes])))
+        try:
+            return read(folder, split, task.subtask, wanted)
+        except Unlabelled:
+            continue
+    return None
 
 
 def fingerprint() -> str:
     """SHA-256 of all files in `home`; raises `DataError` if there are none."""
-    return _fingerprint(str(home().resolve()))
-
-
-@lru_cache(maxsize=8)
-def _fingerprint(folder: str) -> str:
-    root = Path(folder)
+    root = home().resolve()
     files = sorted(
         path
         for part in (root, *(root / f"subtask{n}" for n in SUBTASKS))
@@ -293,8 +321,15 @@ def _fingerprint(folder: str) -> str:
     if not files:
         layout(root, 1)
         raise DataError(root, "there is no LANG.csv in it")
+    stats = [path.stat() for path in files]
+    state = tuple((str(f), s.st_size, s.st_mtime_ns) for f, s in zip(files, stats, strict=True))
+    return _fingerprint(root, state)
+
+
+@lru_cache(maxsize=8)
+def _fingerprint(root: Path, state: tuple[tuple[str, int, int], ...]) -> str:
     digest = hashlib.sha256()
-    for path in files:
+    for path in (Path(name) for name, *_ in state):
         raw = content(path)
         digest.update(f"{path.relative_to(root)} {len(raw)}\n".encode())
         digest.update(raw)

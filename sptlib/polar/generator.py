@@ -12,7 +12,7 @@ are polarized, as they do in POLAR.
 import hashlib
 import json
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Container, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -130,7 +130,25 @@ class _Writer:
         return first + words[1:] + end
 
 
-def generate(language: str, split: str, n: int, seed: int) -> pd.DataFrame:
+def splits(language: str, sizes: Mapping[str, int], seed: int) -> dict[str, pd.DataFrame]:
+    """Several splits of one language, no text in two of them; the first ones are drawn first.
+
+    Args:
+        language: its code.
+        sizes: posts by name of the split.
+        seed: of the data.
+    """
+    found: dict[str, pd.DataFrame] = {}
+    seen: set[str] = set()
+    for split, n in sizes.items():
+        found[split] = generate(language, split, n, seed, seen)
+        seen.update(found[split]["text"])
+    return found
+
+
+def generate(
+    language: str, split: str, n: int, seed: int, without: Container[str] = ()
+) -> pd.DataFrame:
     """Posts of one language, no text twice.
 
     Args:
@@ -138,6 +156,7 @@ def generate(language: str, split: str, n: int, seed: int) -> pd.DataFrame:
         split: name of the split, which is a stream of its own.
         n: posts.
         seed: of the data.
+        without: texts that shall not occur, such as those of other splits.
 
     Returns:
         n rows: ``id``, ``lang``, ``text`` and the label columns as 0, 1 or, where a language is
@@ -152,7 +171,7 @@ def generate(language: str, split: str, n: int, seed: int) -> pd.DataFrame:
     writer, rows, seen = _Writer(language, rng), [], set()
     while len(rows) < n:
         text, labels = writer.post(writer.chance(PREVALENCE[language]))
-        if text in seen:
+        if text in seen or text in without:
             continue
         seen.add(text)
         rows.append(

@@ -1,9 +1,11 @@
 """What chapter 13 says about its results, computed from them."""
 
+import html
 from collections.abc import Sequence
 from dataclasses import asdict
 
 import pandas as pd
+from IPython.display import HTML
 
 from sptlib.analysis import stats
 from sptlib.analysis.stats import Interval
@@ -19,6 +21,7 @@ from sptlib.experiments.polarization import (
     halved,
     part,
 )
+from sptlib.polar import augment
 from sptlib.polar.config import AugmentConfig, PolarRun, QLoRAConfig
 from sptlib.polar.labels import LANGUAGES
 
@@ -146,3 +149,63 @@ def verdicts(rows: pd.DataFrame) -> list[str]:
             f"({gain.text(100, 1, 'points')})"
         )
     return lines
+
+
+def posts_table(posts: pd.DataFrame, n: int = 2) -> HTML:
+    """The first posts of each language, with whether they are polarized.
+
+    Args:
+        posts: with ``lang``, ``text`` and ``polarization``.
+        n: of each language.
+    """
+    rows = [
+        {
+            "language": LANGUAGES[post["lang"]],
+            "post": f'<span dir="auto">{html.escape(post["text"])}</span>',
+            "polarized": "yes" if post["polarization"] else "no",
+        }
+        for _, post in posts.groupby("lang", sort=False).head(n).iterrows()
+    ]
+    return _table(rows)
+
+
+def forms_table(posts: pd.DataFrame, ids: Sequence[str], seed: int = 0) -> HTML:
+    """Posts and their copies below each other; what a homoglyph or a joiner changed is marked.
+
+    Args:
+        posts: as for `sptlib.polar.augment.copies`.
+        ids: of the posts that are shown.
+        seed: of homoglyphs.
+    """
+    rows = []
+    for language, forms in augment.examples(posts, ids, seed).iterrows():
+        for form, text in forms.items():
+            shown = _marked(forms["original"], text) if form == "homoglyph" else html.escape(text)
+            rows.append(
+                {
+                    "language": LANGUAGES[str(language)] if form == "original" else "",
+                    "form": form,
+                    "post": f'<span dir="auto">{shown}</span>',
+                }
+            )
+    return _table(rows)
+
+
+def _marked(before: str, after: str) -> str:
+    """A homoglyphed text with the letters that were replaced, and a sign for each joiner."""
+    out, at = [], 0
+    for character in after:
+        if at < len(before) and character == before[at]:
+            out.append(html.escape(character))
+        elif character == augment.JOINER:
+            out.append("<mark>·</mark>")
+            continue
+        else:
+            out.append(f"<mark>{html.escape(character)}</mark>")
+        at += 1
+    return "".join(out)
+
+
+def _table(rows: list[dict]) -> HTML:
+    table = pd.DataFrame(rows)
+    return HTML(table.to_html(escape=False, classes="table", border=0, index=False))

@@ -100,8 +100,12 @@ class _Classifier(Trainer):
         outputs = model(**inputs)
         logits = outputs.logits.float()
         if self._subtask.binary:
-            weights = None if self._weights is None else self._weights.to(logits.device)
-            loss = nn.functional.cross_entropy(logits, labels, weight=weights)
+            each = nn.functional.cross_entropy(logits, labels, reduction="none")
+            if self._weights is not None:
+                # not by its argument `weight`, whose mean is over the batch's own weights: in a
+                # batch of one post, as published, they would cancel
+                each = each * self._weights.to(each.device)[labels]
+            loss = each.mean()
         else:
             loss = nn.functional.binary_cross_entropy_with_logits(logits, labels.float())
         return (loss, outputs) if return_outputs else loss
