@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from sptlib import cli_options as options
-from sptlib.errors import ConfigError
+from sptlib.errors import ConfigError, DataError
 
 # everything heavier is imported inside the command that needs it: `sptlib --help` is instant
 
@@ -94,6 +94,12 @@ def stats(folder, languages, plot) -> None:
         click.echo(f"picture of {posts['split'].iloc[0]}: {plot}")
 
 
+def _check_folder(path: Path) -> None:
+    for part in (path, *path.absolute().parents):
+        if part.exists() and not part.is_dir():
+            raise ConfigError(f"{part} is no folder; nothing can be written there")
+
+
 def _check_picture(path: Path) -> None:
     if path.suffix.lower() not in (".png", ".svg", ".pdf"):
         raise ConfigError(f"{path}: the name of a picture ends in .png, .svg or .pdf")
@@ -117,6 +123,7 @@ def augment(folder, out, rate, kinds, joiners, subtask, languages, seed) -> None
     from sptlib.polar import augment as forms
     from sptlib.polar import data
 
+    _check_folder(out)
     chosen = _words(kinds, "--kinds") or forms.KINDS
     posts = data.read(folder, "train", subtask, _codes(languages), labelled=False)
     place = out / f"subtask{subtask}" if data.layout(folder, subtask) != folder else out
@@ -136,6 +143,7 @@ def augment(folder, out, rate, kinds, joiners, subtask, languages, seed) -> None
             f"scripts without case, which lower and upper leave alone: {', '.join(caseless)}"
         )
     click.echo(f"{len(made.posts)} posts, {len(once)} of them original, in {place / 'train'}")
+    click.echo("train on them with --set augment.rate=0, which adds no copies of copies")
 
 
 @polar.command()
@@ -199,10 +207,10 @@ def train(
     from sptlib.signals import stopping
 
     with stopping() as stop, one_voice(ctx, stop), Bar() as bar, data.at(folder):
-        run = _run(preset, subtask, base, languages, seed, changes, allow_pickle)
+        run = _run(folder, preset, subtask, base, languages, seed, changes, allow_pickle)
         from sptlib.polar import folder as models  # slow, and what is above may be refused
 
-        models.check(out)
+        models.check(out, run.base.model)
         place = run_store(store)
         where = Where(device, 1, checkpoint_seconds, progress=bar, stop=stop)
         entry = compute(run, place, where, recompute)
@@ -212,11 +220,11 @@ def train(
         click.echo(f"the model is in {out}")
 
 
-def _run(preset, subtask, base, languages, seed, changes, allow_pickle):
+def _run(folder, preset, subtask, base, languages, seed, changes, allow_pickle):
     """The configuration that the options describe."""
     from sptlib.cli_train import assignment
     from sptlib.config import override
-    from sptlib.polar import data, presets
+    from sptlib.polar import data, labels, presets
 
     if Path(base).expanduser().is_dir():
         base = str(Path(base).expanduser().resolve())  # so that `predict` finds it from elsewhere
@@ -225,7 +233,13 @@ def _run(preset, subtask, base, languages, seed, changes, allow_pickle):
     if allow_pickle:
         wanted["base.allow_pickle"] = True
     run = override(run, wanted | dict(map(assignment, changes)))
-    data.read(data.home(), "train", run.task.subtask, run.task.languages)  # refused at once
+    posts = data.load(run.task, run.seed)  # whatever is wrong with them is refused at once
+    asked = list(labels.subtask(run.task.subtask).labels)
+    kinds = posts.train[asked].to_numpy(int)
+    if not kinds.any() or (len(asked) == 1 and kinds.all()):
+        raise DataError(
+            folder, f"all {len(kinds)} training posts are {int(kinds.any())}: nothing to learn"
+        )
     return run
 
 
@@ -260,6 +274,7 @@ def predict(model, folder, out, split, languages, tuned, device) -> None:
     from sptlib.polar import folder as models
 
     _check_split(split)
+    _check_folder(out)
     run, result = models.read(model)
     posts = data.read(folder, split, run.task.subtask, _codes(languages), labelled=False)
     for note in posts.notes:

@@ -24,7 +24,7 @@ from transformers import (
 )
 
 from sptlib.errors import ConfigError, DataError
-from sptlib.polar.config import BaseConfig
+from sptlib.polar.config import POSITIONS, BaseConfig
 from sptlib.seeding import derive_seed
 
 PAD, BOS, EOS = "<pad>", "<s>", "</s>"
@@ -89,16 +89,13 @@ def wrapped(content: str) -> PreTrainedTokenizerFast:
     )
 
 
-def small(
-    config: BaseConfig, tokenizer: PreTrainedTokenizerFast, seed: int, max_length: int = 512
-) -> PreTrainedModel:
+def small(config: BaseConfig, tokenizer: PreTrainedTokenizerFast, seed: int) -> PreTrainedModel:
     """The small model with random weights, the same for the same seed.
 
     Args:
         config: its sizes.
         tokenizer: gives the number of symbols.
         seed: of the run.
-        max_length: longest sequence.
     """
     set_seed(derive_seed(seed, "polar", "base") % 2**32)
     inner = int(config.width * config.mlp_ratio)
@@ -107,7 +104,7 @@ def small(
         "hidden_size": config.width,
         "num_hidden_layers": config.n_layers,
         "num_attention_heads": config.n_heads,
-        "max_position_embeddings": max_length,
+        "max_position_embeddings": POSITIONS,
         "pad_token_id": tokenizer.pad_token_id,
         "bos_token_id": tokenizer.bos_token_id,
         "eos_token_id": tokenizer.eos_token_id,
@@ -129,7 +126,10 @@ def blocks(texts: Sequence[str], tokenizer: PreTrainedTokenizerFast, block: int)
         ids += [*piece, tokenizer.eos_token_id]
     n = len(ids) // block
     if not n:
-        raise ConfigError(f"{len(ids)} tokens do not fill one block of {block}")
+        raise ConfigError(
+            f"there is too little text for self-pretraining: {len(ids)} tokens do not fill one "
+            f"block of {block}; take more posts, or a base without (--base random)"
+        )
     return torch.tensor(ids[: n * block]).view(n, block)
 
 
@@ -184,14 +184,19 @@ def opened(where: str, allow_pickle: bool = False) -> Base:
         AutoConfig.from_pretrained(where)
         tokenizer = AutoTokenizer.from_pretrained(where)
     except (OSError, ValueError, KeyError, json.JSONDecodeError) as error:
-        why = str(error).strip().splitlines()[0]
-        raise ConfigError(f"the base model {where!r} cannot be opened: {why}") from error
+        raise ConfigError(f"the base model {where!r} cannot be opened: {_why(error)}") from error
     if tokenizer.pad_token is None:
         if tokenizer.eos_token is None:
             raise ConfigError(f"the tokenizer of {where!r} has neither a padding nor an end mark")
         tokenizer.pad_token = tokenizer.eos_token
     tokenizer.padding_side = "right"
     return Base(where, tokenizer)
+
+
+def _why(error: Exception) -> str:
+    """What a library said, on one line; a bare key says too little."""
+    text = " ".join(str(error).split())[:300]
+    return f"its tokenizer lacks {text}" if isinstance(error, KeyError) else text
 
 
 def _check_folder(folder: Path, allow_pickle: bool) -> None:

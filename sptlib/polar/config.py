@@ -19,6 +19,8 @@ from sptlib.tasks.base import STRICT, NonNegativeInt, PositiveInt
 
 #: bump it when the same configuration gives other numbers
 VERSION = 1
+#: positions of the small base
+POSITIONS = 512
 
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -103,6 +105,8 @@ class BaseConfig:
             raise ValueError(
                 f"width={self.width} must be an even multiple of n_heads={self.n_heads}"
             )
+        if self.block > POSITIONS:
+            raise ValueError(f"block={self.block}, but the small base has {POSITIONS} positions")
         return self
 
     @property

@@ -1,6 +1,7 @@
 """One file of posts: CSV in UTF-8 quoted fields with line breaks."""
 
 import csv
+import unicodedata
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -9,6 +10,8 @@ import pandas as pd
 from sptlib.errors import DataError
 from sptlib.polar.labels import LABELS
 
+#: categories of characters that alone are no text: control, format, separators
+INVISIBLE = ("Cc", "Cf", "Zs", "Zl", "Zp")
 _YES_NO = {"0": 0, "1": 1, "0.0": 0, "1.0": 1}
 
 
@@ -19,11 +22,13 @@ def read_file(path: Path, language: str) -> pd.DataFrame:
         DataError: if it is no UTF-8, lacks a column, has a label other than 0, 1 or empty, a row of
             another length, an empty text, or an id twice.
     """
-    header, *rows = _records(path, decoded(path))
+    header, *rows = records(path)
     names = [name.strip() for name in header[1]]
     for wanted in ("id", "text"):
         if wanted not in names:
-            raise DataError(path, f"the column {wanted!r} is missing; found {names}", line=1)
+            hint = next((sep for sep in ";\t" if sep in header[1][0]), "")
+            found = f"; fields are separated by {hint!r}, not by commas" if hint else ""
+            raise DataError(path, f"the column {wanted!r} is missing; found {names}{found}", line=1)
     known = [label for label in LABELS if label in names]
     if len(set(names)) < len(names):
         raise DataError(path, f"a column is there twice: {names}", line=1)
@@ -33,7 +38,9 @@ def read_file(path: Path, language: str) -> pd.DataFrame:
         if len(cells) != len(names):
             raise DataError(path, f"{len(names)} fields expected, found {len(cells)}", line=line)
         row = dict(zip(names, cells, strict=True))
-        if not row["text"].strip():
+        if not row["id"].strip() or "\0" in row["id"] + row["text"]:
+            raise DataError(path, "an id is empty, or there is a NUL byte", line=line)
+        if not any(unicodedata.category(c) not in INVISIBLE for c in row["text"]):
             raise DataError(path, f"the text of {row['id']!r} is empty", line=line)
         if ids.setdefault(row["id"], line) != line:
             raise DataError(
@@ -61,6 +68,13 @@ def decoded(path: Path) -> str:
         DataError: if it cannot be read, or is not UTF-8: with line and byte.
     """
     raw = content(path)
+    if raw[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        raise DataError(
+            path,
+            "is UTF-16; convert it, e.g. with `iconv -f utf-16 -t utf-8`",
+            line=1,
+            byte=0,
+        )
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -82,8 +96,15 @@ def content(path: Path) -> bytes:
         raise DataError(path, f"cannot be read ({error.strerror or error})") from error
 
 
-def _records(path: Path, text: str) -> list[tuple[int, list[str]]]:
-    """The rows of a CSV file with the line that each begins at; fields may contain line breaks."""
+def records(path: Path) -> list[tuple[int, list[str]]]:
+    """The rows of a CSV file with the line that each begins at; fields may contain line breaks.
+
+    Raises:
+        DataError: if it is no such file, or empty.
+    """
+    text = decoded(path)
+    if "\r" in text and "\n" not in text:
+        raise DataError(path, "lines end in CR alone, as on old Macs; convert them to LF")
     before = csv.field_size_limit(max(len(text), csv.field_size_limit()))  # a whole post is one
     found, line = [], 1
     try:

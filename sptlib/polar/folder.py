@@ -5,7 +5,9 @@ Hugging Face does, ``log.jsonl``. It holds everything that predictions need but 
 """
 
 import json
+import os
 import shutil
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from peft import PeftModel
 from safetensors.torch import save_file
 from transformers import PreTrainedTokenizerFast
 
+from sptlib import execute
 from sptlib.config import from_dict, to_dict
 from sptlib.errors import ConfigError, DataError, SptError
 from sptlib.formats.base import writing
@@ -27,12 +30,33 @@ from sptlib.store import Entry, Store
 ABOUT = "run.json"
 
 
-def check(folder: Path) -> None:
-    """Refuse a folder that holds something else; raises `ConfigError`."""
+def check(folder: Path, base: str = "") -> Path:
+    """The folder's full path, if a model can be written there, in place of an older one.
+
+    Args:
+        folder: where.
+        base: of the model, which must not lie in it.
+
+    Raises:
+        ConfigError: if it holds something else, or cannot be made.
+    """
+    folder = folder.expanduser().resolve()
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder} is no folder")
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / ABOUT).is_file():
-        raise ConfigError(f"{folder} holds something that is no such model; name another folder")
+    if folder.is_dir() and any(folder.iterdir()):
+        try:
+            read(folder)
+        except DataError as error:
+            raise ConfigError(
+                f"{folder} holds something that is no such model; name another folder"
+            ) from error
+    if base and Path(base).is_dir() and Path(base).resolve().is_relative_to(folder):
+        raise ConfigError(f"the base {base} lies in {folder}, which will be replaced")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be made ({error.strerror or error})") from error
+    return folder
 
 
 def write(entry: Entry, store: Store, folder: Path) -> None:
@@ -43,15 +67,32 @@ def write(entry: Entry, store: Store, folder: Path) -> None:
         store: with the base that it started from.
         folder: see `check`.
     """
-    check(folder)
     run, weights = entry.spec, entry.model()
-    place = folder.with_name(f"{folder.name}.part")
-    shutil.rmtree(place, ignore_errors=True)
-    place.mkdir(parents=True)
+    folder = check(folder, run.base.model)
+    place = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    place.chmod(0o777 & ~_umask())
+    try:
+        _fill(place, entry, run, weights, store)
+        if folder.exists():
+            shutil.rmtree(folder)
+        place.rename(folder)
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def _umask() -> int:
+    now = os.umask(0o077)
+    os.umask(now)
+    return now
+
+
+def _fill(place: Path, entry: Entry, run: PolarRun, weights: dict, store: Store) -> None:
     name = run.base.model
     with qlora.quiet():
         if run.base.kind != "model":
-            stored = store.get(run.pretraining).model() if run.pretraining is not None else None
+            # it may have been pruned: then it is computed again
+            before = execute.compute(run.pretraining, store) if run.pretraining else None
+            stored = before.model() if before is not None else None
             copies = None if stored else compute.augmented(run, data.load(run.task, run.seed))
             compute.started(run, copies, stored, place / "base")
             name = "base"
@@ -71,9 +112,6 @@ def write(entry: Entry, store: Store, folder: Path) -> None:
     }
     with writing(place / ABOUT) as file:
         file.write((json.dumps(content, indent=1) + "\n").encode())
-    if folder.exists():
-        shutil.rmtree(folder)
-    place.rename(folder)
 
 
 @dataclass
@@ -113,7 +151,8 @@ def read(folder: Path) -> tuple[PolarRun, dict]:
     path = folder / ABOUT
     try:
         content = json.loads(path.read_text())
-        run = from_dict(content["config"])
+        run, result = from_dict(content["config"]), content["result"]
+        thresholds = [float(t) for t in result["thresholds"]]
     except OSError as error:
         raise DataError(
             folder, f"no {ABOUT} in it: this is no model of `sptlib polar train`"
@@ -122,7 +161,9 @@ def read(folder: Path) -> tuple[PolarRun, dict]:
         raise DataError(path, f"is not what `sptlib polar train` writes ({error})") from error
     if not isinstance(run, PolarRun):
         raise DataError(path, f"is the configuration of a {run.kind}, not of a finetuned model")
-    return run, content["result"]
+    if len(thresholds) != len(subtask(run.task.subtask).labels):
+        raise DataError(path, "has not one threshold for each label")
+    return run, result
 
 
 def load(folder: Path, device: torch.device) -> Model:
@@ -133,8 +174,11 @@ def load(folder: Path, device: torch.device) -> Model:
         ConfigError: if its base cannot be loaded, or adapters and base do not fit each other.
     """
     run, result = read(folder)
+    here = folder / "base"
+    for part in (folder / "adapter", *([here] if run.base.kind != "model" else [])):
+        if not part.is_dir():
+            raise DataError(part, "there is no such folder; the model is not whole")
     with qlora.quiet():
-        here = folder / "base"
         where = run.base.model if run.base.kind == "model" else str(here)
         start = base.opened(where, run.base.allow_pickle)
         network = qlora.reloaded(

@@ -1,7 +1,6 @@
 """Self-pretraining of the small base: next-token prediction on the unlabelled training posts."""
 
 import math
-import time
 from collections.abc import Sequence
 
 import datasets
@@ -17,7 +16,7 @@ from transformers import (
 from sptlib.polar.base import blocks
 from sptlib.polar.config import BaseConfig
 from sptlib.polar.training import Outcome
-from sptlib.polar.watch import How, common, follow
+from sptlib.polar.watch import How, common, follow, seconds
 from sptlib.seeding import derive_seed, generator
 
 WARMUP = 50
@@ -77,7 +76,6 @@ def pretrain(
         DivergedError: if the loss became NaN.
         Stopped: when ``how.stop`` said so; the same call goes on from there.
     """
-    started = time.monotonic()
     learn, judge = (
         datasets.Dataset.from_dict({"input_ids": x.tolist(), "labels": x.tolist()})
         for x in (blocks(t, tokenizer, config.block) for t in (texts, held_out))
@@ -107,7 +105,6 @@ def pretrain(
         order_seed=seed,
     )
     log = follow(trainer, "pretrain", how)
-    seconds = time.monotonic() - started
     uniform = math.log(len(tokenizer))
     notes = [f"{len(learn)} blocks of {config.block} tokens; a uniform guess costs {uniform:.2f}"]
-    return Outcome(log, config.steps, config.steps, 0, seconds, notes)
+    return Outcome(log, config.steps, config.steps, 0, seconds(how.work), notes)

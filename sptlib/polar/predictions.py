@@ -1,7 +1,5 @@
 """Predictions as they are submitted: ``subtask_N/pred_LANG.csv``, a row per post."""
 
-import csv
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,13 +40,13 @@ def read(path: Path, asked: Subtask) -> pd.DataFrame:
     Raises:
         DataError: for a missing or surplus column, a label other than 0 and 1, or an id twice.
     """
-    text = files.decoded(path)
-    header, *rows = list(csv.reader(io.StringIO(text))) or [[]]
+    (_, header), *rows = files.records(path)
+    header = [name.strip() for name in header]
     wanted = ["id", *asked.labels]
     if sorted(header) != sorted(wanted):
         raise DataError(path, f"the columns should be {wanted}, found {header}", line=1)
     seen: set[str] = set()
-    for line, cells in enumerate(rows, 2):
+    for line, cells in rows:
         if len(cells) != len(header):
             raise DataError(path, f"{len(header)} fields expected, found {len(cells)}", line=line)
         row = dict(zip(header, cells, strict=True))
@@ -58,7 +56,7 @@ def read(path: Path, asked: Subtask) -> pd.DataFrame:
         if row["id"] in seen:
             raise DataError(path, f"the id {row['id']!r} is there twice", line=line)
         seen.add(row["id"])
-    table = pd.DataFrame(rows, columns=header)[wanted]
+    table = pd.DataFrame([cells for _, cells in rows], columns=header)[wanted]
     return table.astype(dict.fromkeys(asked.labels, int))
 
 

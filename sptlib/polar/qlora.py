@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model, prepare_model_for_kbit_training
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import (
     AutoModelForSequenceClassification,
@@ -93,7 +94,7 @@ def loaded(
             device_map={"": device.index or 0 if device.type == "cuda" else "cpu"},
             use_safetensors=None if allow_pickle else True,
         )
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         why = str(error).strip().splitlines()[0]
         raise ConfigError(f"the base model {base.where!r} cannot be loaded: {why}") from error
     for module in model.modules():
@@ -113,11 +114,14 @@ def n_outputs(subtask: Subtask) -> int:
 
 
 def head(model: nn.Module) -> str:
-    """The name of the classification head; raises `ConfigError` if it has none of the known."""
+    """The name of the classification head; raises `ConfigError` if it has no single linear one."""
     for name in HEADS:
-        if isinstance(getattr(model, name, None), nn.Module):
+        if isinstance(getattr(model, name, None), nn.Linear):
             return name
-    raise ConfigError(f"{type(model).__name__} has no classification head called {HEADS}")
+    raise ConfigError(
+        f"{type(model).__name__} has no linear classification head called {' or '.join(HEADS)}; "
+        "is the base a causal language model?"
+    )
 
 
 def ranks(model: nn.Module, rank: int) -> dict[str, int]:
@@ -197,7 +201,7 @@ def reloaded(
         model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
     try:
         return PeftModel.from_pretrained(model, adapter).eval()
-    except (OSError, ValueError, RuntimeError, KeyError) as error:
+    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
         why = str(error).strip().splitlines()[0]
         raise ConfigError(f"the adapters in {adapter} do not fit {base.where}: {why}") from error
 

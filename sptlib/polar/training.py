@@ -1,6 +1,5 @@
 """Training adapters and head from labels, by Transformers' Trainer."""
 
-import time
 from dataclasses import dataclass, field
 
 import datasets
@@ -17,11 +16,11 @@ from transformers import (
 )
 from transformers.trainer_pt_utils import get_length_grouped_indices
 
-from sptlib.errors import DataError
+from sptlib.errors import ConfigError, DataError
 from sptlib.polar import metrics, qlora
 from sptlib.polar.config import QLoRAConfig
 from sptlib.polar.labels import Subtask
-from sptlib.polar.watch import How, common, follow
+from sptlib.polar.watch import How, common, follow, seconds
 from sptlib.seeding import derive_seed, generator
 
 #: evaluations and checkpoints, as published: steps by subtask
@@ -37,7 +36,7 @@ class Outcome:
         best_step: whose weights the model has.
         n_steps: of the training.
         n_cut: training posts longer than ``max_length``.
-        seconds: of this process.
+        seconds: of all its parts.
         notes: what the reader should know.
     """
 
@@ -177,7 +176,12 @@ def train(
         DivergedError: if the loss became NaN.
         Stopped: when ``how.stop`` said so; the same call goes on from there.
     """
-    started, notes = time.monotonic(), []
+    notes = []
+    longest = getattr(model.config, "max_position_embeddings", None)
+    if longest is not None and config.max_length > longest:
+        raise ConfigError(
+            f"qlora.max_length={config.max_length}, but the base has {longest} positions"
+        )
     learn, n_cut = dataset(posts, tokenizer, subtask, config.max_length)
     judge, _ = dataset(held_out, tokenizer, subtask, config.max_length)
     labels = posts[list(subtask.labels)].to_numpy(dtype=np.int64)
@@ -192,6 +196,8 @@ def train(
 
     def judged(prediction) -> dict[str, float]:
         logits = torch.from_numpy(np.asarray(prediction.predictions))
+        if not logits.isfinite().all():
+            return {"macro_f1": 0.0, "score": float("-inf")}
         chance = qlora.as_probability(logits, subtask).numpy()
         truth = np.asarray(prediction.label_ids).reshape(len(chance), -1)
         f1 = metrics.macro_f1(truth, metrics.given(chance))
@@ -217,7 +223,7 @@ def train(
     best = state.best_global_step or state.global_step
     if best != state.global_step:
         trainer._load_best_model()
-    return Outcome(log, best, state.global_step, n_cut, time.monotonic() - started, notes)
+    return Outcome(log, best, state.global_step, n_cut, seconds(how.work), notes)
 
 
 class _Collator(DataCollatorWithPadding):

@@ -3,15 +3,19 @@
 import json
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import PrinterCallback, Trainer, TrainerCallback
+from transformers import PrinterCallback, Trainer, TrainerCallback, TrainerState
 
 from sptlib.errors import DivergedError, Stopped
+
+#: file in the work folder with the seconds of a training's earlier parts
+SECONDS = "seconds"
 
 
 @dataclass
@@ -105,15 +109,40 @@ def follow(trainer: Trainer, stage: str, how: How) -> list[dict]:
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(watch)
     checkpoint = last_checkpoint(how.work)
-    trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    saved = None
+    if checkpoint is not None:
+        saved = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
+    with _timed(how.work):
+        if saved is not None and saved.global_step >= trainer.args.max_steps:
+            trainer.state = saved  # it was killed after its last step; the Trainer would do another
+            trainer._load_from_checkpoint(str(checkpoint))
+        else:
+            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     state = trainer.state
     log = lines(state.log_history, stage)
     for i, line in enumerate(log):
-        if not np.isfinite(line.get("loss", 0.0)):
+        if not np.isfinite([line.get("loss", 0.0), line.get("val_score", 0.0)]).all():
             raise DivergedError(stage, line["step"], log[: i + 1])
     if watch.stopped and state.global_step < state.max_steps:
         raise Stopped(stage, state.global_step, state.max_steps)
     return log
+
+
+@contextmanager
+def _timed(work: Path) -> Iterator[None]:
+    """Add the seconds of the block to those that are recorded in a work folder."""
+    started = time.monotonic()
+    try:
+        yield
+    finally:
+        total = seconds(work) + time.monotonic() - started
+        (work / SECONDS).write_text(f"{total:.3f}")
+
+
+def seconds(work: Path) -> float:
+    """How long a training took so far, all its parts that were not killed."""
+    path = work / SECONDS
+    return float(path.read_text() or 0) if path.is_file() else 0.0
 
 
 def lines(history: list[dict], stage: str) -> list[dict]:

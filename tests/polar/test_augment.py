@@ -38,7 +38,21 @@ def posts():
         ("see https://example.org/@anna?x=1.", "eng", "see [URL]."),
         ("in 2024 we paid 1,250,000 for 12345 of them", "eng", None),
         ("on 12.05.2024 at 10:30, 50 %", "deu", None),
-        ("no address: a @ b, c@d", "eng", None),
+        ("no address: a @ b, c@d, x@@y, 5@3", "eng", None),
+        ("www.example.org/a_(b).", "eng", "[URL]."),
+        ("https://example.org/wiki/Köln!", "deu", "[URL]!"),
+        ("@नरेंद्र_मोदी जी", "hin", "[USER] जी"),
+        ("@مُحَمَّد hi", "arb", "[USER] hi"),
+        ("नमन@उदाहरण.भारत hi", "hin", "[EMAIL] hi"),
+        ("看https://example.cn/A6abc谢谢你们", "zho", "看[URL]谢谢你们"),
+        ("发给me@example.com谢谢", "zho", "发给[EMAIL]谢谢"),
+        ("谢谢@小明，你好", "zho", "谢谢[USER]，你好"),
+        (
+            "@user987今天天气很好我们都去公园玩吧好吗",
+            "zho",
+            "[USER]今天天气很好我们都去公园玩吧好吗",
+        ),
+        ("+49 30 901820@न2", "eng", "[PHONE][USER]"),
     ],
 )
 def test_anonymise_takes_addresses_and_leaves_numbers(text, language, expected):

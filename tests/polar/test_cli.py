@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 from pathlib import Path
 
 import pandas as pd
@@ -119,10 +120,18 @@ def test_augment_writes_the_layout(posts, tmp_path):
         (["predict", "POSTS", "POSTS", "--out", "p"], "no run.json in it"),
         (["evaluate", "POSTS", "POSTS"], "no predictions in it"),
         (["make", "POSTS"], "not an empty folder"),
+        (["train", "POSTS", "--out", "file/x"], "cannot be made"),
+        (["train", "POSTS", "--out", ".", "--base", "./base"], "will be replaced"),
+        (["predict", "POSTS", "POSTS", "--out", "file"], "is no folder"),
+        (["augment", "POSTS", "--out", "file"], "is no folder"),
     ],
 )
-def test_what_cannot_be_is_refused_in_a_line(posts, tmp_path, monkeypatch, words, message):
+def test_what_cannot_be_is_refused_in_a_line(posts, models, tmp_path, monkeypatch, words, message):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    if "./base" in words:
+        (tmp_path / "run.json").write_text((models / "1" / "run.json").read_text())
+        (tmp_path / "base").mkdir()
     told = sptlib(*(str(posts) if w == "POSTS" else w for w in words), code=1)
     assert message in told
     assert len(told.splitlines()) == 1
@@ -141,10 +150,10 @@ def test_predictions_of_other_posts_are_refused(posts, tmp_path):
         ([*whole, whole[-1]], "is there twice"),
         ([*whole[:-1], whole[-1][:-1] + "2"], "polarization is 0 or 1"),
         (["id,label", *whole[1:]], "the columns should be"),
-        ([], "the columns should be"),
+        ([], "the file is empty"),
     ):
-        path.write_text("\n".join(content) + "\n")
-        told = sptlib("evaluate", tmp_path, posts, "--languages", "eng", code=1)
+        path.write_text("\n".join([*content, ""]), newline="")
+        told = sptlib("evaluate", tmp_path, posts, "--languages", "eng,eng", code=1)
         assert message in told
     path.unlink()
     (tmp_path / "subtask_1" / "pred_rus.csv").write_text("id,polarization\n")
@@ -158,3 +167,49 @@ def test_real_posts(models, tmp_path):
     assert "ita (Italian) has no manifestation labels: left out of subtask 3" in told
     assert "699 posts in 4 files" in told
     assert "1752 posts in 6 languages" in sptlib("stats", SAMPLES)
+
+
+def test_a_damaged_model_is_refused(posts, models, tmp_path):
+    def predict(change, message, name="copy"):
+        model = tmp_path / name
+        shutil.copytree(models / "1", model)
+        change(model)
+        told = sptlib("predict", model, posts, "--out", tmp_path / "p", code=1)
+        assert message in told
+        assert len(told.splitlines()) == 1
+        shutil.rmtree(model)
+
+    def cut(path):
+        path.write_bytes(path.read_bytes()[:100])
+
+    predict(lambda m: cut(m / "adapter" / "adapter_model.safetensors"), "do not fit")
+    predict(lambda m: cut(m / "base" / "model.safetensors"), "cannot be loaded")
+    predict(lambda m: shutil.rmtree(m / "base"), "the model is not whole")
+    predict(lambda m: (m / "run.json").write_text("{}"), "is not what `sptlib polar train`")
+    predict(lambda m: (m / "base" / "tokenizer.json").unlink(), "cannot be opened")
+
+
+def test_a_base_that_was_pruned_is_made_again(posts, models, tmp_path):
+    place = tmp_path / "store"
+    shutil.copytree(models / "store", place)
+    for folder in place.iterdir():
+        config = folder / "config.json"
+        if config.is_file() and json.loads(config.read_text())["kind"] == "polar_base":
+            shutil.rmtree(folder)
+    out = tmp_path / "again"
+    sptlib("train", posts, "--out", out, "--preset", "smoke", "--store", place, "--device", "cpu")
+    weights = [(p / "base" / "model.safetensors").read_bytes() for p in (out, models / "1")]
+    assert weights[0] == weights[1]
+
+
+def test_a_training_that_explodes_says_so(posts, tmp_path):
+    told = sptlib(
+        "train", posts, "--out", tmp_path / "m", "--preset", "smoke", "--base", "random",
+        "--set", "qlora.lr=1e30", "--store", tmp_path / "store", code=1,
+    )  # fmt: skip
+    assert "finetune diverged" in told
+    same = tmp_path / "same"
+    made = data.read(posts, "train", 1).table.assign(polarization=0)
+    data.write(made, same, "train")
+    told = sptlib("train", same, "--out", tmp_path / "m", code=1)
+    assert "training posts are 0: nothing to learn" in told

@@ -1,11 +1,13 @@
 """Posts from files and the synthetic ones: layouts, splits, and what is refused."""
 
+import os
+
 import pandas as pd
 import pytest
 
 from sptlib.errors import ConfigError, DataError
 from sptlib.notebooks import root
-from sptlib.polar import data, files, generator, statistics
+from sptlib.polar import augment, data, files, generator, statistics
 from sptlib.polar.config import PolarTask
 from sptlib.polar.labels import LABELS, SUBTASKS
 
@@ -94,6 +96,61 @@ def test_at_most_so_many_are_held_out(folder):
     assert not data.hold_out(once, 1, 100, 1)[1].equals(held)
 
 
+def test_no_text_is_in_two_splits(folder):
+    made = data.load(PolarTask(), 0)
+    texts = [set(zip(t["lang"], t["text"], strict=True)) for t in (made.train, made.val, made.test)]
+    assert not texts[0] & texts[1]
+    assert not texts[0] & texts[2]
+    assert not texts[1] & texts[2]
+    train = data.read(folder, "train", 1, ("eng",)).table
+    dev = data.read(folder, "dev", 1, ("eng",)).table
+    both = pd.concat([dev.assign(id="t" + dev["id"]).iloc[:3], train], ignore_index=True)
+    data.write(both, folder, "train")
+    found = data.from_folder(folder, PolarTask(source="files"), 0)
+    assert not set(found.train["text"]) & set(found.test["text"])
+    assert "3 training posts are test posts, too, and were left out" in found.notes
+
+
+def test_train_and_test_have_the_same_languages(folder):
+    (folder / "train" / "rus.csv").unlink()
+    (folder / "dev" / "arb.csv").unlink()
+    found = data.from_folder(folder, PolarTask(source="files"), 0)
+    assert set(found.test["lang"]) == {"eng"}
+    assert set(found.train["lang"]) == {"arb", "eng"}
+    assert found.notes == ("rus (Russian) has no training posts", "arb (Arabic) has no test posts")
+    asked = PolarTask(source="files", languages=("arb", "eng"))
+    assert data.from_folder(folder, asked, 0).test.equals(found.test)
+
+
+def test_damaged_test_posts_are_not_passed_over(folder):
+    path = folder / "dev" / "eng.csv"
+    path.write_bytes(path.read_bytes() + b"\xe9")
+    with pytest.raises(DataError, match="not UTF-8"):
+        data.from_folder(folder, PolarTask(source="files"), 0)
+
+
+def test_copies_are_not_held_out_and_do_not_leak(folder):
+    made = augment.augment(data.read(folder, "train", 1).table, 0, 1.0).posts
+    learn, held = data.hold_out(made, 1, 3, 0)
+    assert set(held["kind"]) == {"original"}
+    stems = learn["id"].str.replace(r"_(anonymised|lower|upper|homoglyph)$", "", regex=True)
+    assert not set(stems) & set(held["id"])
+    assert (learn["kind"] != "original").any()
+
+
+def test_the_fingerprint_follows_the_files(folder):
+    with data.at(folder):
+        before = data.fingerprint()
+        assert data.fingerprint() == before
+        path = folder / "train" / "eng.csv"
+        content = path.read_bytes().replace(b",1,", b",0,", 1)
+        path.write_bytes(content)
+        os.utime(path, ns=(1, 1))
+        assert data.fingerprint() != before
+    with pytest.raises(DataError), data.at(folder / "nowhere"):
+        data.fingerprint()
+
+
 def test_repeated_texts_go_within_a_language(folder):
     table = data.read(folder, "train", 1).table
     twice = pd.concat([table, table.iloc[:3]], ignore_index=True)
@@ -130,6 +187,12 @@ LATIN = f"{HEADER}\n{row('café')}\n".encode("latin-1")
         (f"{HEADER}\n{row(labels='2' + '0' * 11)}\n", ":2: polarization is 0 or 1, found '2'"),
         (f"{HEADER}\n{row()}\n{row('   ', '2')}\n", ":3: the text of '2' is empty"),
         (f"{HEADER}\n{row()}\n{row()}\n", ":3: the id '1' is that of line 2, too"),
+        (f"{HEADER}\n{row(chr(0x200B))}\n", ":2: the text of '1' is empty"),
+        (f"{HEADER}\n{row(name='')}\n", ":2: an id is empty"),
+        (f"{HEADER}\n{row('a' + chr(0))}\n", "there is a NUL byte"),
+        (f"{HEADER}\r{row()}\r", "lines end in CR alone"),
+        (f"{HEADER}\n{row()}\n".encode("utf-16"), "is UTF-16"),
+        (f"{HEADER}\n{row()}\n".replace(",", ";"), "fields are separated by ';'"),
         (f"{HEADER}\n1,a,0\n", ":2: 14 fields expected, found 3"),
         (f'{HEADER}\n1,"open,{"0," * 11}0\n', "is a quote left open?"),
         (LATIN, f":2 (byte {LATIN.index(0xE9)}): 0xe9 is not UTF-8 text"),

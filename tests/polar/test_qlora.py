@@ -154,7 +154,7 @@ def test_folders_that_are_no_safe_model_are_refused(start, tmp_path):
     trusted = base.opened(str(pickled), allow_pickle=True)
     found = qlora.loaded(trusted, QLORA, subtask(1), CPU, allow_pickle=True)
     assert qlora.head(found) == "score"
-    with pytest.raises(ConfigError, match="has no classification head"):
+    with pytest.raises(ConfigError, match="has no linear classification head"):
         qlora.head(nn.Linear(2, 2))
 
 

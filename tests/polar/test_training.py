@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from sptlib.config import from_dict, key, to_dict
-from sptlib.errors import DataError, DivergedError, Stopped
+from sptlib.errors import ConfigError, DataError, DivergedError, Stopped
 from sptlib.execute import Where, compute
 from sptlib.export import Study, row, write, write_rows
 from sptlib.polar import presets, qlora, training
@@ -97,6 +97,32 @@ def test_class_weights_are_the_published_ones():
     assert loss.item() == pytest.approx(np.log(2))
     with pytest.raises(DataError, match="all 5 posts are of class 1"):
         training.class_weights(np.ones(5))
+
+
+def test_class_weights_act_in_a_batch_of_one(start, posts, tmp_path):
+    """As published; PyTorch's own mean over weights would cancel them there."""
+    few = posts.assign(polarization=[1, 0, 0, 0] * 12)
+    first = {}
+    for weighted in (True, False):
+        config = replace(QLORA, batch_size=1, steps=3, eval_steps=3, class_weights=weighted)
+        outcome, _ = trained(start, few, tmp_path / str(weighted), config=config)
+        first[weighted] = outcome.log[0]["loss"]
+    ratio = first[True] / first[False]
+    assert min(abs(ratio - w) for w in (36 / 54, 36 / 18)) < 1e-4
+
+
+def test_a_training_that_was_killed_after_its_last_step_takes_no_more(start, posts, tmp_path):
+    outcome, chances = trained(start, posts, tmp_path)
+    again, same = trained(start, posts, tmp_path)
+    assert again.log == outcome.log
+    assert again.n_steps == outcome.n_steps == 8
+    np.testing.assert_array_equal(same, chances)
+    assert again.seconds >= outcome.seconds
+
+
+def test_more_tokens_than_positions_are_refused(start, posts, tmp_path):
+    with pytest.raises(ConfigError, match="the base has 512 positions"):
+        trained(start, posts, tmp_path, config=replace(QLORA, max_length=600))
 
 
 def test_batches_are_of_similar_length_and_another_order_each_epoch():
