@@ -24,6 +24,7 @@ import sptlib
 from sptlib import cli, cli_options, cli_train, experiments, presets
 from sptlib import notebooks as nb
 from sptlib.config import override
+from sptlib.polar import presets as polar_presets
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -207,7 +208,10 @@ def check_sptlib(words: list[str]) -> None:
         experiments.get(given["experiment"])
     if name == "train":
         fields = dict(cli_train.assignment(change) for change in given["changes"])
-        override(presets.get(given["preset"], given["task"]), fields)
+        polar = "subtask" in given
+        run = polar_presets.get(given["preset"], given["subtask"], given["base"]) if polar else (
+            presets.get(given["preset"], given["task"]))
+        override(run, fields)
     if name == "run":
         values = {key: cli_options.read_value(value) for key, value in given["given"]}
         for notebook in given["notebooks"]:
