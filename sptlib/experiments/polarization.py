@@ -29,8 +29,8 @@ N_SEEDS = {"smoke": 1, "classroom": 3, "study": 5, "paper": 3}
 FORMS = ("clean", *KINDS)
 NO_COPIES = "no copies"
 #: rates of copies: none, the published one, and the one that so few posts need
-FEW, MANY = "copies of 5 %", "copies of 25 %"
-RATES = {NO_COPIES: 0.0, FEW: RATE, MANY: presets.RATE}
+FEW, MANY, MOST = "copies of 5 %", "copies of 25 %", "copies of 50 %"
+RATES = {NO_COPIES: 0.0, FEW: RATE, MANY: presets.RATE, MOST: 0.5}
 SYNTHETIC, FILES = "synthetic posts", "posts from files"
 POSTS = {"synthetic": SYNTHETIC, "files": FILES}
 SELF, RANDOM = "self-pretrained", "random"
@@ -49,14 +49,13 @@ def cases(
 
     Args:
         preset: name of the preset.
-        seeds: seeds 0 … n−1; 0 = `N_SEEDS`.
+        seeds: seeds 0 … n−1; 0 = `N_SEEDS`, but one of subtasks 2 and 3 at the classroom.
         task: the posts: "synthetic", or "files" (in `sptlib.polar.data.home`); "" = files at
             ``paper``, else synthetic ones.
         subtasks: of 1, 2, 3; empty = all.
         base_model: as for `sptlib.polar.presets.get`; "" = the small ones, at ``paper`` its own.
     """
     sizes.check(preset)
-    n = seed_list(seeds or N_SEEDS[preset])
     source = task or ("files" if preset == "paper" else "synthetic")
     if source not in POSTS:
         raise unknown("posts", source, POSTS)
@@ -65,7 +64,8 @@ def cases(
         for base, copies in _arms(preset, source, number, base_model):
             run = _run(preset, source, number, base, copies, base_model)
             labels = {"posts": POSTS[source], "subtask": number, "base": base, "copies": copies}
-            found += [Case(labels, replace(run, seed=seed)) for seed in n]
+            some = 1 if preset == "classroom" and number > 1 else N_SEEDS[preset]
+            found += [Case(labels, replace(run, seed=seed)) for seed in seed_list(seeds or some)]
     return found
 
 
@@ -76,13 +76,15 @@ def _arms(preset: str, source: str, number: int, base_model: str) -> list[tuple[
         return [(own, FEW)] if number > 1 else [(own, NO_COPIES), (own, FEW)]
     full = preset == "study"
     if number > 1:
+        full = full and source == "synthetic"
         return [(SELF, MANY), (RANDOM, MANY)] if full else [(SELF, MANY)]
     if not full:
         return [(SELF, NO_COPIES), (SELF, MANY), (RANDOM, MANY)]
-    arms = [(base, copies) for base in (SELF, RANDOM) for copies in RATES]
-    if source == "synthetic":
-        arms += [(f"{base}, {LEARNED}", MANY) for base in (SELF, RANDOM)]
-    return arms
+    both = [(base, copies) for base in (SELF, RANDOM) for copies in (NO_COPIES, MANY)]
+    if source == "files":
+        return both
+    learned = [(f"{base}, {LEARNED}", MANY) for base in (SELF, RANDOM)]
+    return [both[0], (SELF, FEW), both[1], (SELF, MOST), *both[2:], *learned]
 
 
 def _run(

@@ -40,19 +40,20 @@ def smoke(subtask: int) -> PolarRun:
 def classroom(subtask: int) -> PolarRun:
     """Half a minute on one CPU core."""
     return PolarRun(
-        task=PolarTask(subtask=subtask),
-        base=BaseConfig(steps=300),
+        task=PolarTask(subtask=subtask, n_test=80),
+        base=BaseConfig(steps=250),
         augment=AugmentConfig(rate=RATE),
-        qlora=replace(_SMALL, steps=400, eval_steps=100),
+        qlora=replace(_SMALL, steps=300, eval_steps=100),
     )
 
 
 def study(subtask: int) -> PolarRun:
-    """The same for longer, several labels at once for twice as long, and scored on more posts."""
+    """More posts, and for longer; detection, where copies are compared, for twice as long."""
     return PolarRun(
-        task=PolarTask(subtask=subtask, n_test=200),
+        task=PolarTask(subtask=subtask, n_train=600, n_test=200),
+        base=BaseConfig(steps=600),
         augment=AugmentConfig(rate=RATE),
-        qlora=_SMALL if subtask == 1 else replace(_SMALL, steps=1200, eval_steps=200),
+        qlora=replace(_SMALL, steps=1200, eval_steps=200) if subtask == 1 else _SMALL,
     )
 
 
@@ -92,6 +93,13 @@ def get(preset: str, subtask: int = 1, base: str = "", files: bool = False) -> P
             run = replace(run, augment=AugmentConfig(), qlora=QLoRAConfig())
     if files:
         run = replace(run, task=PolarTask(subtask=subtask, source="files"))
+        if run.base.kind != "model":  # a sample of some hundred posts is learnt by heart soon
+            steps = min(run.qlora.steps, 400)
+            run = replace(
+                run,
+                base=replace(run.base, steps=min(run.base.steps, 400)),
+                qlora=replace(run.qlora, steps=steps, eval_steps=min(run.qlora.eval_steps, 100)),
+            )
     return run
 
 
