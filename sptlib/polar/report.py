@@ -14,6 +14,7 @@ from sptlib.experiments.polarization import (
     FORMS,
     LEARNED,
     MANY,
+    MOST,
     NO_COPIES,
     RANDOM,
     SELF,
@@ -73,24 +74,33 @@ def drops(rows: pd.DataFrame, bases: Sequence[str]) -> dict[str, Interval]:
     }
 
 
-def halves(rows: pd.DataFrame, bases: Sequence[str], form: str = "homoglyph") -> list[str]:
-    """A sentence per base: whether copies bring the drop to half of what it was or less."""
-    lines = []
-    for base in bases:
-        some = part(rows, base=base)
-        if not {NO_COPIES, MANY} <= set(some["copies"]):
-            continue
-        found = halved(some, form)
-        without = stats.interval(part(by_form(some, [form]), copies=NO_COPIES)["drop"].to_numpy())
-        verdict = {True: "at most half", False: "more than half"}.get(
-            found.high < 0 if found.excludes(0) else None, "not told apart from half"
-        )
-        text = found.text(100, 1, "points")
-        lines.append(
-            f"{base} base: {form} costs {without.text(100, 1, 'points')} without copies; with "
-            f"{MANY} the drop is {verdict} of that (drop with − half of the drop without: {text})"
-        )
-    return lines
+def doses(rows: pd.DataFrame, forms: Sequence[str] = ("homoglyph", "upper")) -> pd.DataFrame:
+    """Whether a rate of copies brings a drop to half of what it is without, by base and form.
+
+    Args:
+        rows: of `sptlib.experiments.polarization.table`, of one subtask.
+        forms: of the test posts.
+    """
+    found = {}
+    for base, some in rows.groupby("base", sort=False):
+        for form in forms if NO_COPIES in set(some["copies"]) else ():
+            for copies in dict.fromkeys(some["copies"]):
+                drop = stats.interval(part(by_form(some, [form]), copies=copies)["drop"].to_numpy())
+                shown = {"drop (points)": drop.text(100, 1)}
+                if copies != NO_COPIES:
+                    less = halved(some, form, with_=copies)
+                    shown["drop − half of the drop without"] = less.text(100, 1)
+                    shown["at most half?"] = _at_most(less)
+                found[base, form, copies] = shown
+    table = pd.DataFrame.from_dict(found, orient="index").fillna("")
+    if found:
+        table.index = pd.MultiIndex.from_tuples(found, names=["base", "test posts", "copies"])
+    return table
+
+
+def _at_most(difference: Interval) -> str:
+    """An answer to "below 0?" by the interval."""
+    return {"yes": "no", "no": "yes"}.get(difference.answer(), "open")
 
 
 def comparisons(
@@ -131,12 +141,12 @@ def verdicts(rows: pd.DataFrame) -> list[str]:
     lines = [f"The most expensive disguise is {worst.split('− ')[1]}: "
              f"{lost[worst].text(100, 1, 'points')}"]  # fmt: skip
     for form in ("homoglyph", "upper"):
-        found = halved(own, form)
-        answer = "yes" if found.high < 0 else "no" if found.low > 0 else "open"
-        lines.append(f"{MANY.capitalize()} at least halve what {form} costs: **{answer}**")
-    few = halved(own, "homoglyph", with_=FEW)
-    answer = "yes" if few.high < 0 else "no" if few.low > 0 else "open"
-    lines.append(f"The published rate of 5 % does, of so few posts: **{answer}**")
+        words = [
+            f"{copies}: **{_at_most(halved(own, form, with_=copies))}**"
+            for copies in (FEW, MANY, MOST)
+            if copies in set(own["copies"])
+        ]
+        lines.append(f"Do copies bring what {form} costs to at most half? {', '.join(words)}")
     pairs = {
         "rotary": (f"{SELF}, {MANY}", f"{RANDOM}, {MANY}"),
         "learned": (f"{SELF}, {LEARNED}, {MANY}", f"{RANDOM}, {LEARNED}, {MANY}"),
