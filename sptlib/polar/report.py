@@ -1,6 +1,7 @@
 """What chapter 13 says about its results, computed from them."""
 
 import html
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 
@@ -219,3 +220,34 @@ def _marked(before: str, after: str) -> str:
 def _table(rows: list[dict]) -> HTML:
     table = pd.DataFrame(rows)
     return HTML(table.to_html(escape=False, classes="table", border=0, index=False))
+
+
+def tokens_kept(posts: pd.DataFrame, vocab_size: int, seed: int = 0) -> pd.DataFrame:
+    """How many of a post's tokens its copies still have, and how long they are.
+
+    Args:
+        posts: with ``id``, ``lang``, ``text``; the tokenizer is trained on them.
+        vocab_size: of the tokenizer.
+        seed: of homoglyphs.
+
+    Returns:
+        A row per kind of copy: the mean share of tokens kept, counted with repetition, and the mean
+        length as a multiple of the post's.
+    """
+    from sptlib.polar.base import train_tokenizer  # slow to import
+
+    tokenizer = train_tokenizer(posts["text"].tolist(), vocab_size)
+
+    def counted(texts: pd.Series) -> list[Counter]:
+        ids = tokenizer(texts.tolist(), add_special_tokens=False)["input_ids"]
+        return [Counter(one) for one in ids]
+
+    before, rows = counted(posts["text"]), {}
+    for kind in augment.KINDS:
+        after = counted(augment.copies(posts, kind, seed)["text"])
+        pairs = [(b, a) for b, a in zip(before, after, strict=True) if b.total()]
+        rows[kind] = {
+            "tokens kept": sum((b & a).total() / b.total() for b, a in pairs) / len(pairs),
+            "length": sum(a.total() / b.total() for b, a in pairs) / len(pairs),
+        }
+    return pd.DataFrame.from_dict(rows, orient="index")
