@@ -292,6 +292,9 @@ class Pruning:
         except SptError as error:
             self.notes.append(f"{entry.path}: left alone, its data are not here ({error})")
             return ""
+        if not same and entry.spec.kind.startswith("polar") and entry.spec.task.source == "files":
+            self.notes.append(f"{entry.path}: left alone, it is about other posts than are here")
+            return ""
         return "" if same else "result on other data than there are now, never served again"
 
     def _work(self) -> Iterator[Litter]:

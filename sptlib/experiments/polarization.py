@@ -76,8 +76,9 @@ def _arms(preset: str, source: str, number: int, base_model: str) -> list[tuple[
         return [(own, FEW)] if number > 1 else [(own, NO_COPIES), (own, FEW)]
     full = preset == "study"
     if number > 1:
-        full = full and source == "synthetic"
-        return [(SELF, MANY), (RANDOM, MANY)] if full else [(SELF, MANY)]
+        if full:
+            return [(SELF, MANY), (RANDOM, MANY)] if source == "synthetic" else []
+        return [(SELF, MANY)]
     if not full:
         return [(SELF, NO_COPIES), (SELF, MANY), (RANDOM, MANY)]
     both = [(base, copies) for base in (SELF, RANDOM) for copies in (NO_COPIES, MANY)]

@@ -12,11 +12,12 @@ from sptlib.config import from_dict, key, to_dict
 from sptlib.errors import ConfigError, DataError, DivergedError, Stopped
 from sptlib.execute import Where, compute
 from sptlib.export import Study, row, write, write_rows
-from sptlib.polar import presets, qlora, training
+from sptlib.polar import data, presets, qlora, training
 from sptlib.polar.config import AugmentConfig, BaseConfig, PolarRun, PolarTask
 from sptlib.polar.labels import subtask
 from sptlib.polar.watch import How, last_checkpoint
 from sptlib.sweep import compute_all
+from sptlib.upkeep import Pruning
 
 CPU = torch.device("cpu")
 SMALL = presets.get("smoke").base
@@ -229,3 +230,18 @@ def test_a_sweep_computes_bases_first(store):
     entries = compute_all(runs, store, workers=1, device="cpu")
     assert [e.key for e in entries] == [key(r) for r in runs]
     assert len(list(store.entries())) == 3
+
+
+def test_pruning_leaves_results_on_other_posts(posts, store, where, tmp_path):
+    for name, some in (("a", posts), ("b", posts.iloc[:40])):
+        data.write(some, tmp_path / name, "train")
+    task = PolarTask(source="files", languages=("eng", "rus"))
+    run = replace(RUN, task=task, base=replace(SMALL, kind="random"))
+    with data.at(tmp_path / "a"):
+        entry = compute(run, store, where)
+        assert "no labelled dev or test posts" in entry.result["notes"][0]
+    with data.at(tmp_path / "b"):
+        assert store.get(run) is None
+        pruning = Pruning(store)
+        assert entry.key not in {item.key for item in pruning.look()}
+        assert any("other posts" in note for note in pruning.notes)
