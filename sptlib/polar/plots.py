@@ -91,7 +91,6 @@ def by_language(rows: pd.DataFrame, panels: str = "subtask") -> Figure:
             ax.plot([values.mean()] * 2, [i - 0.32, i + 0.32], color="C0", linewidth=2)
         ax.axvline(some.groupby("seed")["macro_f1"].mean().mean(), color="0.5", linestyle="--")
         ax.set_title(f"{panels} {name}")
-        ax.set_xlim(0, 1)
-        ax.set_xlabel("macro-F1")
+        ax.set(xlim=(0, 1), xticks=(0, 0.5, 1), xlabel="macro-F1")
     axes[0][0].set_yticks(range(len(languages)), languages)
     return finished(figure)
