@@ -34,6 +34,8 @@ RATES = {NO_COPIES: 0.0, FEW: RATE, MANY: presets.RATE, MOST: 0.5}
 SYNTHETIC, FILES = "synthetic posts", "posts from files"
 POSTS = {"synthetic": SYNTHETIC, "files": FILES}
 SELF, RANDOM = "self-pretrained", "random"
+#: arms of the study with ten seeds: after five the interval between them was still open
+TEN = ((SELF, NO_COPIES), (SELF, MOST))
 LEARNED = "learned positions"
 
 
@@ -49,7 +51,8 @@ def cases(
 
     Args:
         preset: name of the preset.
-        seeds: seeds 0 … n−1; 0 = `N_SEEDS`, but one of subtasks 2 and 3 at the classroom.
+        seeds: seeds 0 … n−1; 0 = `N_SEEDS`, but one of subtasks 2 and 3 at the classroom, and ten
+            of the arms `TEN` at the study.
         task: the posts: "synthetic", or "files" (in `sptlib.polar.data.home`); "" = files at
             ``paper``, else synthetic ones.
         subtasks: of 1, 2, 3; empty = all.
@@ -64,9 +67,17 @@ def cases(
         for base, copies in _arms(preset, source, number, base_model):
             run = _run(preset, source, number, base, copies, base_model)
             labels = {"posts": POSTS[source], "subtask": number, "base": base, "copies": copies}
-            some = 1 if preset == "classroom" and number > 1 else N_SEEDS[preset]
-            found += [Case(labels, replace(run, seed=seed)) for seed in seed_list(seeds or some)]
+            some = seeds or _n_seeds(preset, source, number, (base, copies))
+            found += [Case(labels, replace(run, seed=seed)) for seed in seed_list(some)]
     return found
+
+
+def _n_seeds(preset: str, source: str, number: int, arm: tuple[str, str]) -> int:
+    if preset == "classroom" and number > 1:
+        return 1
+    if (preset, source, number) == ("study", "synthetic", 1) and arm in TEN:
+        return 10
+    return N_SEEDS[preset]
 
 
 def _arms(preset: str, source: str, number: int, base_model: str) -> list[tuple[str, str]]:
