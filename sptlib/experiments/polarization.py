@@ -167,5 +167,5 @@ def halved(rows: pd.DataFrame, form: str, without: str = NO_COPIES, with_: str =
         with_: copies of the others.
     """
     drops = by_form(rows, [form]).pivot(index="seed", columns="copies", values="drop")
-    drops = drops.dropna()
+    drops = drops[[without, with_]].dropna()  # the seeds that both have
     return stats.interval((drops[with_] - 0.5 * drops[without]).to_numpy())

@@ -84,3 +84,5 @@ def test_halved_is_a_paired_interval():
     assert found.mean == pytest.approx(((0.05 - 0.1) + (0.1 - 0.15) + (0.05 - 0.1)) / 3)
     assert found.n == 3
     assert found.high < 0
+    third = rows[rows["copies"] == MANY].assign(copies="copies of 5 %").iloc[:1]
+    assert polarization.halved(pd.concat([rows, third]), "upper") == found, "others do not matter"
