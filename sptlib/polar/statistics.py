@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pandas as pd
 
-from sptlib.errors import DataError
 from sptlib.polar import data
 from sptlib.polar.labels import LABELS, LANGUAGES
 
@@ -51,12 +50,9 @@ def of_folder(folder: Path, languages: tuple[str, ...] = ()) -> pd.DataFrame:
     for split in data.splits(folder, numbers[0]):
         together = None
         for number in numbers:
-            try:
-                posts = data.read(folder, split, number, languages, labelled=False).table
-            except DataError:
-                if together is None:
-                    raise
-                continue  # a subtask has its own files
+            if split not in data.splits(folder, number):
+                continue  # a subtask has its own files; what is there but damaged is refused
+            posts = data.read(folder, split, number, languages, labelled=False).table
             if together is None:
                 together = posts
             else:

@@ -77,6 +77,9 @@ def test_the_competition_layout(tmp_path):
     expected = posts[:20]["political"].mean()
     assert table.loc[("train", "eng"), "political"] == pytest.approx(expected)
     assert pd.isna(table.loc[("dev", "eng"), "stereotype"])
+    (tmp_path / "subtask2" / "train" / "eng.csv").write_bytes(LATIN)
+    with pytest.raises(DataError, match="not UTF-8"):
+        statistics.of_folder(tmp_path)
 
 
 def test_at_most_so_many_are_held_out(folder):
